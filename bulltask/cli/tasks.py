@@ -18,7 +18,7 @@ from bulltask.app import App
 from bulltask.cli.app_loader import load_tasks
 from bulltask.cli.options import app_options
 from bulltask.jobs.names import name_in_app
-from bulltask.jobs.payloads import PayloadCodec, PayloadFormat
+from bulltask.jobs.payloads import PLAIN, PayloadCodec, PayloadFormat
 from bulltask.registry.task import AnyTask
 from bulltask.registry.tasks import plan_of, schema_of
 
@@ -254,12 +254,7 @@ function decompress(data: Buffer, zip: string, what: string): Buffer {
 
 
 def client_source(app: App, spec: str) -> str:
-    """Return the source of a module with a class ``Client`` for the app's tasks.
-
-    Args:
-        app: The app, with all its tasks.
-        spec: The value of ``-A``, for the first line.
-    """
+    """Return the source of a module with a class ``Client`` for the app's tasks; ``spec`` is the value of ``-A``."""
     schema = schema_of(app.tasks.values(), app._config)
     writer = TypeWriter(schema["$defs"])
     queues = {name: entry["queue"] for name, entry in schema["tasks"].items()}
@@ -298,13 +293,12 @@ def _encrypted_queues(queues: Iterable[str], app: App) -> dict[str, str]:
 
 def _stored(name: str, form: PayloadFormat, *, is_encrypted: bool) -> str:
     """Return a task's line in ``StoredTasks``, ``""`` if its jobs are stored as they are in ``Tasks``."""
-    if not is_encrypted and not form.differs_from_json:
-        return ""
     key = _text(name)
-    data, result = (f"Tasks[{key}][{part}]" for part in ('"data"', '"result"'))
     if is_encrypted:
         return f"  {key}: {{ data: Envelope; result: Envelope | null }};\n"
-    return f"  {key}: {{ data: {data}; result: {result} | Envelope }};\n"
+    if form == PLAIN:
+        return ""
+    return f'  {key}: {{ data: Tasks[{key}]["data"]; result: Tasks[{key}]["result"] | Envelope }};\n'
 
 
 def _defaults(task: AnyTask[..., Any], app: App) -> dict[str, object]:
@@ -339,21 +333,12 @@ _RESERVED: Final = frozenset(
     " Tasks".split()
 )
 """TypeScript's reserved words, and the names that the client uses itself."""
-_SIMPLE: Final = {
-    "string": "string",
-    "integer": "number",
-    "number": "number",
-    "boolean": "boolean",
-    "null": "null",
-}
+
+_SIMPLE: Final = {"string": "string", "integer": "number", "number": "number", "boolean": "boolean", "null": "null"}
 
 
 class TypeWriter:
-    """Writes the types in the output of ``bulltask tasks schema``.
-
-    Args:
-        definitions: The document's ``$defs``.
-    """
+    """Writes the types in the output of ``bulltask tasks schema``, whose ``$defs`` are the definitions."""
 
     def __init__(self, definitions: Mapping[str, Schema]) -> None:
         self._definitions = definitions
@@ -366,12 +351,7 @@ class TypeWriter:
         return "".join(self._declaration(name, schema) for name, schema in self._definitions.items())
 
     def type_of(self, schema: Any, indent: str = "") -> str:
-        """Return the type of a schema; ``unknown`` for what TypeScript cannot express.
-
-        Args:
-            schema: The schema.
-            indent: The indentation of the line in which the type begins.
-        """
+        """Return the type of a schema; ``unknown`` for what TypeScript cannot express."""
         if not isinstance(schema, Mapping):  # true or false
             return "never" if schema is False else "unknown"
         if "$ref" in schema:

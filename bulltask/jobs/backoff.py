@@ -4,6 +4,8 @@ There are two formulas. In a job that bulltask sent, jitter lengthens or shorten
 job that another client sent, the delay is BullMQ 5.62's: jitter only shortens it, and there is no maximum. Workers of
 Node.js and bulltask therefore wait equally long. In both formulas, ``attempts_made`` includes the attempt that has just
 failed, so it is 1 after the first attempt.
+
+An invalid backoff raises ``ConfigError``; one that is stored raises ``DecodeError``.
 """
 
 from __future__ import annotations
@@ -84,15 +86,10 @@ class Backoff:
 
     @classmethod
     def from_wire(cls, value: object) -> Backoff | None:
-        """Read the ``backoff`` entry of a stored job's opts.
+        """Read the ``backoff`` entry of a stored job's opts, ``None`` for an immediate retry.
 
-        Args:
-            value: ``None`` (retry immediately), a number of milliseconds (a fixed delay, as in BullMQ), or a
-                mapping ``{type, delay, jitter?, maxDelay?}``. A missing delay (BullMQ's custom types have none) and a
-                negative delay count as 0; fractions of a millisecond are rounded.
-
-        Raises:
-            DecodeError: The value has another form.
+        A number of milliseconds is a fixed delay, as in BullMQ. A missing delay (BullMQ's custom types have none) and a
+        negative one count as 0; fractions of a millisecond are rounded.
         """
         if value is None:
             return None
@@ -114,17 +111,10 @@ class Backoff:
 
 
 def check_strategy(kind: str, registered: Sequence[str]) -> None:
-    """Check that workers support a backoff strategy.
+    """Check that workers support a backoff strategy: it is built in or registered.
 
-    With an unknown strategy, a Node worker throws, and the job stays active until it stalls; a bulltask worker
-    uses exponential backoff.
-
-    Args:
-        kind: Name of the strategy.
-        registered: The setting ``backoff_strategies``.
-
-    Raises:
-        ConfigError: It is neither built in nor registered.
+    With an unknown strategy, a Node worker throws, and the job stays active until it stalls; a bulltask worker uses
+    exponential backoff.
     """
     known = (*_BUILT_IN, *registered)
     if kind not in known:
@@ -168,15 +158,7 @@ def bulltask_delay_ms(backoff: Backoff, attempts_made: int, random: Callable[[],
     """Return the delay for a job that bulltask sent: ``min(delay · 2^(n-1) · uniform(1-j, 1+j), max_delay)``.
 
     A fixed delay is constant. A custom type is stored, and computed, as exponential; the caller applies the strategy.
-
-    Args:
-        backoff: The job's backoff.
-        attempts_made: Failed attempts so far, including this attempt; below 1, the initial delay without jitter is
-            returned.
-        random: Returns a number from 0 to 1, excluding 1.
-
-    Returns:
-        Milliseconds, 0 or more.
+    If ``attempts_made`` is below 1, the initial delay without jitter is returned.
     """
     if backoff.type == "fixed":
         return backoff.delay_ms
@@ -191,19 +173,11 @@ def _jitter_factor(jitter: float, random: Callable[[], float]) -> float:
 
 
 def bullmq_delay_ms(backoff: Backoff, attempts_made: int, random: Callable[[], float] = _random.random) -> int:
-    """Return the delay for a job that another BullMQ client sent, as Node calculates it.
+    """Return the delay for a job that another BullMQ client sent, as Node calculates it; 0 means retry immediately.
 
     A fixed delay is ``D``, an exponential one ``2^(n-1) · D``. Jitter ``j`` shortens a delay ``d`` to a value in
     ``[d · (1-j), d)``. There is no maximum. An unknown type counts as exponential, and starts at one second if the job
     has no delay. (A Node worker throws, and the job stays active until it stalls.)
-
-    Args:
-        backoff: The job's backoff.
-        attempts_made: Failed attempts so far, including this attempt.
-        random: Returns a number from 0 to 1, excluding 1.
-
-    Returns:
-        Milliseconds, 0 or more; 0 means retry immediately.
     """
     delay_ms = backoff.delay_ms
     if backoff.type not in _BUILT_IN:
@@ -221,11 +195,6 @@ def reconnect_delay_ms(
     """Return the delay before the next attempt to connect to Redis: ``first_ms``, doubling up to ``cap_ms``, ±20%.
 
     Jitter also changes the maximum delay; otherwise, all workers that have reached it would reconnect at the same time.
-
-    Args:
-        attempt: Failed attempts so far; 1 after the first.
-        random: Returns a number from 0 to 1, excluding 1.
-        first_ms: Delay after the first failure, before jitter.
-        cap_ms: Maximum delay, before jitter.
+    ``attempt`` is 1 after the first failure.
     """
     return round(min(_double(first_ms, max(0, attempt - 1)), cap_ms) * _jitter_factor(0.2, random))

@@ -177,12 +177,7 @@ def category_table(*, transient: str = "", permanent: str = "") -> dict[str, Err
 
 
 def chain_of(exc: BaseException, skip: frozenset[int] = frozenset()) -> Iterator[BaseException]:
-    """Yield ``exc`` and its causes, outermost first, each once (causes can form a cycle).
-
-    Args:
-        exc: The outermost exception.
-        skip: ``id()`` of the exceptions to leave out, together with their causes.
-    """
+    """Yield ``exc`` and its causes, outermost first, each once; ``skip`` has the ids of those to leave out."""
     stack, seen = [exc], set(skip)
     while stack:
         each = stack.pop()
@@ -499,18 +494,12 @@ _MAX_MS = 3_600_000  # with a longer delay, the job would seem to be lost
 
 
 def retry_after_ms(exc: BaseException, *, now: datetime | int) -> int | None:
-    """Return the minimum delay before the next attempt that the error requests.
+    """Return the minimum delay in milliseconds before the next attempt that the error requests, ``None`` for none.
 
     If the task set ``TransientError.retry_after``, that is the delay. Otherwise, it is the ``Retry-After`` header of a
     429 or 503 response (seconds or an HTTP date, at most 1 h) in an error of httpx, requests, aiohttp, urllib or a
     similar client. If there are several errors (causes, members of an ``ExceptionGroup``), the longest delay is used.
-
-    Args:
-        exc: The attempt's error.
-        now: The current time, for HTTP dates: an aware ``datetime``, or epoch milliseconds.
-
-    Returns:
-        Milliseconds, 0 or more; ``None`` if there is no valid delay.
+    ``now`` is for HTTP dates: an aware ``datetime``, or epoch milliseconds.
     """
     errors = list(tree_of(exc))
     now_ms = round(now.timestamp() * 1000) if isinstance(now, datetime) else now

@@ -1,6 +1,7 @@
 """Time: durations from users, a monotonic clock for deadlines, the server's time for timestamps in Redis, and timers.
 
-``value_class``, for the objects that each job has, is here because every module of jobs imports this one.
+A value of the wrong type, or out of range, raises ``ConfigError``, in which ``name`` identifies it. ``value_class``,
+for the objects that each job has, is here because every module of jobs imports this one.
 """
 
 from __future__ import annotations
@@ -36,16 +37,6 @@ __all__ = [
 ]
 
 
-# ---- ``@value_class``: an immutable dataclass that is cheap to construct ---------------------------------------------
-#
-# A frozen dataclass enforces immutability at run time. It sets each field through ``object.__setattr__``, which costs
-# three times as much as an assignment, and a worker constructs ten such objects per job. A value class is a dataclass
-# with slots that only type checkers treat as frozen: mypy and pyright reject assignments, as for
-# ``@dataclass(frozen=True)``.
-#
-# Use it only for classes on the hot path of a job; all others are frozen dataclasses.
-
-
 T = TypeVar("T")
 
 
@@ -57,13 +48,11 @@ def value_class(*, kw_only: bool) -> Callable[[type[T]], type[T]]: ...
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def value_class(cls: type[T] | None = None, /, *, kw_only: bool = False) -> type[T] | Callable[[type[T]], type[T]]:
-    """Turn a class into a dataclass with slots that type checkers treat as frozen.
+    """Turn a class into a dataclass with slots that type checkers treat as frozen, for the objects that each job has.
 
-    Instances are compared and hashed by their fields.
-
-    Args:
-        cls: The class; omit it to pass options.
-        kw_only: Make all fields keyword-only.
+    A frozen dataclass enforces immutability at run time. It sets each field through ``object.__setattr__``, which costs
+    three times as much as an assignment, and a worker constructs ten such objects per job. All other classes are frozen
+    dataclasses. Instances are compared and hashed by their fields.
     """
     decorator = dataclass(slots=True, unsafe_hash=True, kw_only=kw_only)
     return decorator if cls is None else decorator(cls)
@@ -77,11 +66,7 @@ Duration = float | timedelta
 
 
 def to_ms(value: Duration, name: str = "duration") -> int:
-    """Return ``value`` (seconds or ``timedelta``) as integer milliseconds.
-
-    Raises:
-        ConfigError: It is not a number, not finite, or negative; ``name`` identifies it in the message.
-    """
+    """Return seconds or a ``timedelta`` as integer milliseconds."""
     if isinstance(value, timedelta):
         ms = value / timedelta(milliseconds=1)
     elif isinstance(value, int | float) and not isinstance(value, bool):
@@ -94,11 +79,7 @@ def to_ms(value: Duration, name: str = "duration") -> int:
 
 
 def to_epoch_ms(moment: datetime, name: str = "eta") -> int:
-    """Return an aware ``datetime`` as epoch milliseconds; a naive ``datetime`` is UTC, as in Celery.
-
-    Raises:
-        ConfigError: ``moment`` is not a ``datetime``.
-    """
+    """Return an aware ``datetime`` as epoch milliseconds; a naive ``datetime`` is UTC, as in Celery."""
     if not isinstance(moment, datetime):
         raise ConfigError(f"{name} must be a datetime, not {moment!r:.200}")
     aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
@@ -106,11 +87,7 @@ def to_epoch_ms(moment: datetime, name: str = "eta") -> int:
 
 
 def zone_of(name: str, what: str = "timezone") -> tzinfo:
-    """Return a time zone by its IANA name (in any case), ``UTC``, or a fixed offset such as ``UTC+2``.
-
-    Raises:
-        ConfigError: This machine has no such zone; ``what`` identifies it in the message.
-    """
+    """Return a time zone by its IANA name (in any case), ``UTC``, or a fixed offset such as ``UTC+2``."""
     if not isinstance(name, str):
         raise ConfigError(f"{what} must be the name of a time zone, not {name!r:.200}")
     try:
@@ -154,7 +131,6 @@ def wall_ms() -> int:
 _SLOW_MS: Final = 25
 """A reading with a greater error is repeated."""
 
-
 _CHANGE_MS: Final = 1_000
 """A smaller change is not reported."""
 
@@ -190,12 +166,7 @@ class ServerClock:
         """Set the clock from a reply to ``TIME``, assuming that the server read its clock halfway through the call.
 
         The error is at most half of the call's time. A reply that took long does not replace a more precise reading,
-        unless the server's clock has changed since.
-
-        Args:
-            server_ms: The server's epoch milliseconds.
-            sent_at_ms: ``mono_ms()`` before the request.
-            received_at_ms: ``mono_ms()`` after the reply.
+        unless the server's clock has changed since. The times of the call are readings of :func:`mono_ms`.
         """
         offset_ms, error_ms = server_ms - (sent_at_ms + received_at_ms) / 2, (received_at_ms - sent_at_ms) / 2
         known_ms, known_error_ms = self._offset_ms, self._error_ms
@@ -229,10 +200,6 @@ _EARLY_S: Final = 0.001
 
 class LoopTimer:
     """Calls a function on the running event loop after some seconds, as ``loop.call_later()`` does.
-
-    Args:
-        seconds: Delay; with zero or less, the function is called in the loop's next iteration.
-        callback: Called without arguments.
 
     Attributes:
         due_s: When it calls the function (``mono_s``).

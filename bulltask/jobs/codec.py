@@ -1,4 +1,4 @@
-"""JSON that Node and Python read in the same way, and the numbers of a job's hash.
+"""JSON that Node and Python read in the same way, and the fields of a job's hash.
 
 The output is identical to that of ``JSON.stringify``. A value that the two languages would read differently is rejected
 before anything is sent or stored, and the message contains the value's path:
@@ -6,6 +6,8 @@ before anything is sent or stored, and the message contains the value's path:
 * NaN and Infinity would permanently stop all of the queue's Node listeners.
 * Node silently rounds integers beyond ±(2^53-1).
 * Keys that are not strings would be read as strings.
+
+What is malformed raises ``DecodeError``, in which ``what`` names it; a text that is not a number raises ``ValueError``.
 """
 
 from __future__ import annotations
@@ -29,8 +31,12 @@ __all__ = [
     "encode",
     "field_number",
     "has_more_tokens",
+    "int_field",
+    "json_field",
+    "mapping_field",
     "number",
     "read_int",
+    "text_field",
 ]
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
@@ -118,11 +124,7 @@ def encode(
 
 
 def decode(data: bytes | str | None, *, what: str = "value") -> Any:
-    """Return the value that a JSON string represents, ``None`` if ``data`` is ``None``.
-
-    Raises:
-        DecodeError: It is not JSON (the message names ``what`` and the position), or nested too deeply.
-    """
+    """Return the value that a JSON string represents, ``None`` if ``data`` is ``None``."""
     if data is None:
         return None
     try:
@@ -154,11 +156,7 @@ def has_more_tokens(data: bytes, limit: int) -> bool:
 
 
 def decode_object(data: bytes, *, what: str) -> dict[str, Any]:
-    """Return the JSON object that a JSON string represents.
-
-    Raises:
-        DecodeError: It is not JSON, not an object, or nested too deeply; ``what`` is its name in the message.
-    """
+    """Return the JSON object that a JSON string represents."""
     value = decode(data, what=what)
     if not isinstance(value, dict):
         raise DecodeError(f"{what} is not a JSON object")
@@ -304,11 +302,7 @@ def number(value: object) -> int | None:
 
 
 def field_number(raw: bytes | str) -> int:
-    """Return the number in a hash field, within ±(2^53-1); Lua writes some numbers with an exponent.
-
-    Raises:
-        ValueError: It is not a finite number.
-    """
+    """Return the number in a hash field, within ±(2^53-1); Lua writes some numbers with an exponent."""
     if raw.isdigit() and len(raw) <= _EXACT_DIGITS:  # almost every number
         return int(raw)
     read = float(raw)
@@ -319,11 +313,7 @@ def field_number(raw: bytes | str) -> int:
 
 
 def counter(raw: bytes) -> int:
-    """Return the number in a hash field that Redis can increment (``HINCRBY``): no ``+`` sign, no leading zeros.
-
-    Raises:
-        ValueError: Redis could not increment it.
-    """
+    """Return the number in a hash field that Redis can increment (``HINCRBY``): no ``+`` sign, no leading zeros."""
     digits = raw.removeprefix(b"-")
     if not (digits.isdigit() and len(digits) <= _MAX_DIGITS) or (raw[:1] == b"0" and raw != b"0") or raw[:2] == b"-0":
         raise ValueError(f"not a counter: {raw[:40]!r}")
@@ -338,11 +328,7 @@ def _clamped(value: int) -> int:
 
 
 def read_int(raw: Mapping[bytes, bytes], name: bytes, job_id: str, read: Callable[[bytes], int] = field_number) -> int:
-    """Return a numeric field; 0 if the field is missing.
-
-    Raises:
-        DecodeError: It is not a number.
-    """
+    """Return a numeric field, 0 if it is missing; an error names the job."""
     value = raw.get(name)
     if value is None:
         return 0
@@ -352,3 +338,33 @@ def read_int(raw: Mapping[bytes, bytes], name: bytes, job_id: str, read: Callabl
         return read(value)
     except ValueError as exc:
         raise DecodeError(f"field {name.decode()} of job {job_id} is not a number: {value[:40]!r}") from exc
+
+
+# Readers of a hash for people, who can look at any job: a malformed field counts as missing.
+
+
+def text_field(raw: Mapping[bytes, bytes], name: bytes) -> str | None:
+    """Return a field as text."""
+    return decode_text(raw[name]) if name in raw else None
+
+
+def int_field(raw: Mapping[bytes, bytes], name: bytes) -> int | None:
+    """Return a field with a number."""
+    try:
+        return field_number(raw[name])
+    except (KeyError, ValueError):
+        return None
+
+
+def json_field(raw: Mapping[bytes, bytes], name: bytes) -> Any:
+    """Return the value of a field with JSON."""
+    try:
+        return decode(raw.get(name))
+    except DecodeError:
+        return None
+
+
+def mapping_field(raw: Mapping[bytes, bytes], name: bytes) -> Mapping[str, Any] | None:
+    """Return the value of a field with a JSON object."""
+    value = json_field(raw, name)
+    return value if isinstance(value, dict) else None

@@ -1,4 +1,7 @@
-"""Computes the next time that a cron pattern matches, as ``cron-parser`` 4.9 does, which BullMQ 5.62 uses."""
+"""Computes the next time that a cron pattern matches, as ``cron-parser`` 4.9 does, which BullMQ 5.62 uses.
+
+An invalid pattern raises ``ConfigError``, which names the invalid part.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ from typing import Final
 from bulltask.jobs.errors import ConfigError
 
 __all__ = ["ALIASES", "Cron"]
-
 
 ALIASES: Final = {
     "@yearly": "0 0 1 1 *",
@@ -59,10 +61,9 @@ _DEFAULTS: Final = ("0", "*", "*", "*", "*", "*")
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """The values of one field.
+    """The sorted values of one field.
 
     Attributes:
-        values: The values, sorted.
         count: Number of values in the pattern, repetitions included: cron-parser uses it to decide whether a field
             restricts anything.
         last: Values with ``L``: weekdays, or 0 for the day of the month.
@@ -83,12 +84,7 @@ class _Field:
 
 @dataclass(frozen=True, slots=True)
 class Cron:
-    """A parsed pattern; use :meth:`parse`.
-
-    Attributes:
-        pattern: The pattern as text.
-        nth: The number after ``#``: the n-th such weekday of the month, 0 for all.
-    """
+    """A parsed pattern; use :meth:`parse`. ``nth`` is the number after ``#``: the n-th such weekday, 0 for all."""
 
     pattern: str
     seconds: _Field
@@ -105,9 +101,6 @@ class Cron:
         """Parse a pattern of 5 fields, of 6 with seconds as the first field, or an alias such as ``@daily``.
 
         Fewer than 5 fields are read as in cron-parser: missing fields at the front mean "every", and second 0.
-
-        Raises:
-            ConfigError: The pattern is invalid; the message names the part.
         """
         words = ALIASES.get(pattern, pattern).split()
         if not 1 <= len(words) <= 6:
@@ -121,14 +114,9 @@ class Cron:
             raise ConfigError(f"cron pattern {pattern!r:.200}: {exc}") from None
 
     def next_ms(self, after_ms: int, zone: tzinfo) -> int | None:
-        """Return the first time after ``after_ms`` at which the pattern matches.
+        """Return the first time after ``after_ms`` (epoch milliseconds) at which the pattern matches in a time zone.
 
-        Args:
-            after_ms: Epoch milliseconds.
-            zone: The pattern's time zone.
-
-        Returns:
-            Epoch milliseconds, ``None`` if it never matches (the 31st of February).
+        ``None``: it never matches (the 31st of February).
         """
         earliest = after_ms // 1000 + 1
         # The day before, too: if clocks skip its last hour (Nuuk), its jobs run after midnight.

@@ -1,5 +1,7 @@
-"""bulltask's exceptions; their public path is :mod:`bulltask.errors`. First, what raises and explains them: warnings,
-optional dependencies, suggestions.
+"""bulltask's exceptions; their public path is :mod:`bulltask.errors`. First, what raises and explains them.
+
+:func:`warn_user` warns at the user's line of code. A library that is not installed raises ``MissingExtraError`` when it
+is needed, and names the extra that installs it. :func:`did_you_mean` suggests a name instead of a misspelled one.
 """
 
 from __future__ import annotations
@@ -83,26 +85,15 @@ __all__ = [
 ]
 
 
-# ---- warnings that point to the user's line of code ------------------------------------------------------------------
-
-
 _PACKAGE: Final = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 def warn_user(text: str) -> None:
     """Emit a ``UserWarning`` at the line of the user's code that called bulltask; Python shows each once per line."""
-    warnings.warn(text, stacklevel=_users_level())
-
-
-def _users_level() -> int:
-    """Return the number of frames up to the user's code."""
-    frame, level = sys._getframe(1), 1  # noqa: SLF001
+    frame, level = sys._getframe(), 1  # noqa: SLF001
     while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, "<")):  # "<": code of a dataclass
         frame, level = frame.f_back, level + 1
-    return level
-
-
-# ---- optional dependencies: they are imported on first use, and an error names the extra that installs them ----------
+    warnings.warn(text, stacklevel=level)
 
 
 SPARK: Final = frozenset({"numpy", "pyarrow", "pyspark", "py4j"})
@@ -112,16 +103,7 @@ SPARK: Final = frozenset({"numpy", "pyarrow", "pyspark", "py4j"})
 def look_up(package: str, name: str, modules: Mapping[str, str], extra: str, libraries: Set[str]) -> Any:
     """Import a public name of a package and return it; the package's ``__getattr__`` calls this.
 
-    Args:
-        package: Name of the package.
-        name: The public name.
-        modules: Module of each public name.
-        extra: The extra that the names need.
-        libraries: Modules of the libraries in that extra.
-
-    Raises:
-        AttributeError: The package has no such name.
-        MissingExtraError: A library is not installed.
+    ``modules`` has the module of each public name, and ``extra`` installs the ``libraries`` that they need.
     """
     if name not in modules:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
@@ -136,21 +118,9 @@ def look_up(package: str, name: str, modules: Mapping[str, str], extra: str, lib
 
 
 def check_installed(module: str, extra: str, what: str) -> None:
-    """Check that an optional dependency is installed, without importing it.
-
-    Args:
-        module: The dependency's module.
-        extra: The extra that installs it.
-        what: What needs it, for the message.
-
-    Raises:
-        MissingExtraError: It is not installed.
-    """
+    """Check that an optional dependency, which ``what`` needs, is installed, without importing it."""
     if importlib.util.find_spec(module) is None:
         raise MissingExtraError(f"{what} needs {module}, which is not installed: pip install 'bulltask[{extra}]'")
-
-
-# ---- suggestions for misspelled names in error messages --------------------------------------------------------------
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -165,8 +135,6 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 # ---- exceptions that end an attempt early, raised by the task itself or by its worker --------------------------------
-#
-# Import them from :mod:`bulltask.errors`.
 
 
 class Interrupt(BaseException):
@@ -339,79 +307,14 @@ class WorkerShutdown(ReleaseJob):
         self.args = (reason,)
 
 
-# ---- bulltask's public exceptions ------------------------------------------------------------------------------------
-#
-# ::
-#
-#     BulltaskError
-#     ├── ConfigError              a setting or the value of an argument is invalid       (also a ValueError)
-#     ├── AppNotFoundError         ``-A`` does not name an App
-#     ├── DuplicateTaskError       two functions have the same task name
-#     ├── TaskNotRegisteredError   the app has no task with that name                    (also a LookupError)
-#     ├── EncodeError              a value cannot be represented in JSON                 (also a TypeError)
-#     ├── DecodeError              stored data does not follow the protocol              (also a ValueError)
-#     ├── PayloadTooLargeError     a call or a result exceeds the size limit             (also a ValueError)
-#     ├── InvalidNameError         a queue name, task name or job id is invalid          (also a ValueError)
-#     ├── BrokerError              Redis, or the connection to it, failed
-#     │   ├── BrokerUnavailableError   no connection, no reply, or a timeout              (also a ConnectionError)
-#     │   ├── BrokerAuthError          wrong credentials, or a command that the ACL denies
-#     │   ├── BrokerNotReadyError      Redis cannot reply right now: LOADING, READONLY, MISCONF …
-#     │   ├── BrokerOutOfMemoryError   Redis has reached ``maxmemory``
-#     │   └── BrokerConfigError        ``redis://`` URL of a cluster node or a Sentinel; database that does not exist
-#     ├── ScriptIntegrityError     a Lua script in the bulltask package was modified
-#     ├── JobError                 a script rejected an operation on a job              (BullMQ's return code)
-#     │   ├── JobNotFoundError         -1
-#     │   ├── LockMissingError         -2
-#     │   ├── JobStateError            -3
-#     │   ├── PendingChildrenError     -4
-#     │   ├── ParentNotFoundError      -5
-#     │   ├── LockMismatchError        -6
-#     │   ├── ParentConflictError      -7
-#     │   ├── SchedulerJobError        -8
-#     │   ├── FailedChildrenError      -9
-#     │   ├── SchedulerCollisionError  -10
-#     │   ├── SchedulerBusyError       -11
-#     │   └── NoPendingChildrenError   the job has no pending child jobs
-#     ├── QueueError               a script rejected an operation on a queue
-#     │   ├── QueueNotPausedError      obliterate: the queue was resumed
-#     │   ├── QueueActiveError         obliterate: the queue has active jobs
-#     │   └── MigrationError           migrate-bull: the queue was not migrated
-#     ├── MissingExtraError        an optional dependency is not installed               (also an ImportError)
-#     ├── EventsLostError          Spark: events were trimmed before they were read
-#     ├── LakeError                a data lake does not exist or cannot be read
-#     │   └── LakeInUseError           another pipeline is already writing to it
-#     ├── TaskError                a task failed in a worker; its exception cannot be rebuilt
-#     │   ├── TaskRejectedError        the task rejected the job                         (also a Reject)
-#     │   └── TaskRevokedError         the job was revoked, or has expired
-#     ├── ResultTimeoutError       no result in time                                     (also a TimeoutError)
-#     ├── TransientError           raised by a task: retry the job
-#     ├── PermanentError           raised by a task: do not retry the job
-#     │   ├── JobExpiredError          the job expired before a worker started it         (also a TaskRevokedError)
-#     │   ├── InvalidJobError          the job cannot run: wrong arguments, malformed fields
-#     │   └── MaxRetriesExceededError  raised by ``self.retry()`` if no retry is left
-#     ├── EventLoopBlockedError    the task blocked other async tasks, which could not be cancelled
-#     └── TimeLimitExceeded        the task exceeded its ``time_limit``
-#
-#     Interrupt (a BaseException, so that ``except Exception`` in a task does not catch it)
-#     ├── Retry                    retry the job; raised by ``self.retry()``
-#     ├── RescheduleJob            run the job again later, without counting the attempt
-#     ├── ReleaseJob               release the job: it is next in its queue; the attempt does not count
-#     ├── RateLimitQueue           release the job, and rate-limit the queue
-#     ├── Ignore                   complete the job without a result
-#     ├── Reject                   fail the job without a retry, or release it
-#     ├── WaitForChildren          run the job again when its child jobs have finished
-#     ├── SoftTimeLimitExceeded    the task exceeded its ``soft_time_limit``
-#     ├── TaskCancelled            the job was revoked while it was running
-#     └── WorkerShutdown           the worker is stopping, and is about to kill the task (a ``ReleaseJob``)
-#
-# Names of exceptions end in ``Error``; those of interrupts do not. ``TimeLimitExceeded`` has the same name as in
-# Celery.
-#
-# A message says what happened, to which job or queue, and what to do; by default, it is the docstring's first line.
+# ---- errors: their names end in ``Error``, except for Celery's ``TimeLimitExceeded`` --------------------------------
 
 
 class BulltaskError(Exception):
-    """Base class of all bulltask errors."""
+    """Base class of all bulltask errors.
+
+    A message says what happened, to which job or queue, and what to do; by default, it is the docstring's first line.
+    """
 
     def __init__(self, *args: object) -> None:
         if not args and self.__doc__:

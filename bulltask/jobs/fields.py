@@ -2,6 +2,9 @@
 
 Retention, time limits, a checkpoint, the failure of an attempt, and the results that a job receives from its child
 jobs. ``bulltask.jobs.job`` puts them together.
+
+A user's invalid option raises ``ConfigError``. A malformed field raises ``DecodeError``, and what prevents an attempt,
+such as a missing result, raises ``InvalidJobError``.
 """
 
 from __future__ import annotations
@@ -55,6 +58,7 @@ __all__ = [
     "trace_text",
     "truncate_reason",
     "truncate_traces",
+    "whole",
 ]
 
 
@@ -71,35 +75,25 @@ KEEP_FAILED: Final[Mapping[str, int]] = {"age": 7 * 86_400, "count": 100_000}
 
 
 def keep_option(value: Any, name: str) -> bool | int | dict[str, int]:
-    """Return the stored value of ``removeOnComplete`` or ``removeOnFail``.
-
-    Raises:
-        ConfigError: ``value`` is not a :data:`KeepJobs`; ``name`` identifies it in the message.
-    """
+    """Return the stored value of ``removeOnComplete`` or ``removeOnFail``; ``name`` identifies an invalid one."""
     if isinstance(value, bool):
         return value
     if not isinstance(value, Mapping):
-        return _whole(value, name, low=-1)
+        return whole(value, name, low=-1)
     if unknown := sorted(set(value) - {"age", "count"}):
         raise ConfigError(f"{name} has no key {unknown[0]!r:.200}; use age, count")
     wire: dict[str, int] = {}
     if value.get("age") is not None:
         wire["age"] = -(-to_ms(value["age"], f"{name}.age") // 1000)  # BullMQ counts whole seconds here
     if value.get("count") is not None:
-        wire["count"] = _whole(value["count"], f"{name}.count", low=0)
+        wire["count"] = whole(value["count"], f"{name}.count", low=0)
     return wire
 
 
 def stored_keep(option: object) -> Mapping[str, int] | None:
-    """Return BullMQ's ``keepJobs`` map for a stored ``removeOnComplete`` or ``removeOnFail``.
+    """Return BullMQ's ``keepJobs`` map for a stored ``removeOnComplete`` or ``removeOnFail``, ``None`` without it.
 
-    A limit that is not a number is ignored, as in Node.
-
-    Args:
-        option: The stored option, which any client may have written.
-
-    Returns:
-        ``None`` if the job has no such option.
+    Any client may have written it: a limit that is not a number is ignored, as in Node.
     """
     if isinstance(option, dict):  # not Mapping, whose check takes longer
         return {key: bound for key in ("count", "age") if (bound := number(option.get(key))) is not None}
@@ -109,7 +103,8 @@ def stored_keep(option: object) -> Mapping[str, int] | None:
     return None if count is None else {"count": count}
 
 
-def _whole(value: Any, name: str, *, low: int) -> int:
+def whole(value: Any, name: str, *, low: int) -> int:
+    """Return an option that is an integer of ``low`` or more."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= MAX_SAFE_INTEGER:
         raise ConfigError(f"{name} must be an integer of {low} or more, not {value!r:.200}")
     return value
@@ -131,9 +126,7 @@ _HARD: Final = "timeLimit"
 class TimeLimits:
     """Time limits of one attempt in milliseconds, ``None`` for no limit.
 
-    Attributes:
-        soft_ms: After this time, the task is interrupted and may clean up.
-        hard_ms: After this time, the attempt is stopped.
+    After the soft limit, the task is interrupted and may clean up; after the hard limit, the attempt is stopped.
     """
 
     soft_ms: int | None = None
@@ -141,11 +134,7 @@ class TimeLimits:
 
     @classmethod
     def of(cls, soft: Duration | None, hard: Duration | None) -> TimeLimits:
-        """Return the limits for values in seconds or ``timedelta``.
-
-        Raises:
-            ConfigError: A value is not a duration of 0.001 s or more.
-        """
+        """Return the limits for values in seconds or ``timedelta``, each of 0.001 s or more."""
         return NO_LIMITS if soft is hard is None else cls(_ms(soft, "soft_time_limit"), _ms(hard, "time_limit"))
 
     @classmethod
@@ -161,15 +150,7 @@ class TimeLimits:
         return {name: limit_ms for name, limit_ms in stored.items() if limit_ms is not None}
 
     def check(self, whose: str, prefix: str = "") -> None:
-        """Check that the soft limit is shorter than the hard limit.
-
-        Args:
-            whose: The owner of the limits, for the message.
-            prefix: Prefix of the settings' names, for the message.
-
-        Raises:
-            ConfigError: The soft limit is not shorter.
-        """
+        """Check that the soft limit is shorter; in a message, ``prefix`` begins the names of the settings."""
         if self.soft_ms is not None and self.hard_ms is not None and self.soft_ms >= self.hard_ms:
             raise ConfigError(
                 f"{prefix}soft_time_limit ({_text(self.soft_ms)}) of {whose} must be shorter than "
@@ -259,11 +240,7 @@ class Checkpoint:
     done: bool = False
 
     def to_json(self, job_id: str) -> str:
-        """Return the value of the field.
-
-        Raises:
-            EncodeError: The cursor is not plain JSON.
-        """
+        """Return the value of the field."""
         cursor = codec.encode(self.cursor, what=f"the cursor of job {job_id}").decode()
         return (
             f'{{"cursor":{cursor},"items":{self.items},"started":{self.attempts_started},'
@@ -272,11 +249,7 @@ class Checkpoint:
 
     @classmethod
     def from_json(cls, stored: str, job_id: str) -> Checkpoint:
-        """Read the value of the field; ``NO_CHECKPOINT`` is a checkpoint before the first item.
-
-        Raises:
-            DecodeError: It is malformed.
-        """
+        """Read the value of the field; ``NO_CHECKPOINT`` is a checkpoint before the first item."""
         if stored == NO_CHECKPOINT:
             return cls()
         value: Any = codec.decode(stored, what=f"field {CHECKPOINT_FIELD} of job {job_id}")
@@ -466,12 +439,7 @@ def member_id(job_id: str, index: int) -> str:
 
 @value_class
 class ChildResults:
-    """The argument that a job receives from its child jobs.
-
-    Attributes:
-        parameter: The name of the parameter, ``""`` for the first item of a list.
-        shape: The structure of the results.
-    """
+    """The argument that a job receives from its child jobs; ``parameter`` is ``""`` for the first item of a list."""
 
     parameter: str
     shape: Shape
@@ -482,11 +450,7 @@ class ChildResults:
 
     @classmethod
     def from_wire(cls, stored: Mapping[str, Any]) -> ChildResults | None:
-        """Read the stored form; ``None`` if the job receives no results.
-
-        Raises:
-            InvalidJobError: It is malformed.
-        """
+        """Read the stored form; ``None`` if the job receives no results."""
         if "shape" not in stored:
             return None
         try:
@@ -496,29 +460,15 @@ class ChildResults:
         return cls(parameter, shape)
 
     def value(self, results: Mapping[str, Any], base_id: str) -> Any:
-        """Return the results in the order and structure of the shape.
+        """Return the results, by the full keys of the child jobs, in the order and structure of the shape.
 
-        Args:
-            results: The child jobs' return values by the full keys of their jobs.
-            base_id: The id from which the ids of the child jobs are derived.
-
-        Raises:
-            InvalidJobError: A result is missing.
+        The ids of the child jobs are derived from ``base_id``.
         """
         by_id = {key.rpartition(":")[2]: value for key, value in results.items()}
         return _value(self.shape, base_id, by_id, results)
 
     def add_to(self, data: Any, results: Mapping[str, Any], job_id: str) -> Any:
-        """Return the job's data with the results.
-
-        Args:
-            data: The job's data: a mapping, or a list of positional arguments.
-            results: The child jobs' return values by the full keys of their jobs.
-            job_id: The job's id.
-
-        Raises:
-            InvalidJobError: A result is missing, or the data has another form.
-        """
+        """Return the job's data, a mapping or a list of positional arguments, with the results as in :meth:`value`."""
         value = self.value(results, job_id)
         if self.parameter and isinstance(data, dict):
             given = data.get(self.parameter)
@@ -536,9 +486,7 @@ class ChildResults:
 class Replacement:
     """The return value of a job whose task has replaced itself with a canvas (``self.replace``).
 
-    Attributes:
-        base_id: The id from which the ids of the canvas's last jobs are derived.
-        shape: The structure of their results.
+    ``shape`` is the structure of the results of the canvas's last jobs, whose ids are derived from ``base_id``.
     """
 
     base_id: str
@@ -550,11 +498,7 @@ class Replacement:
 
     @classmethod
     def from_json(cls, text: str) -> Replacement:
-        """Read the stored form.
-
-        Raises:
-            InvalidJobError: It is malformed.
-        """
+        """Read the stored form."""
         try:
             base_id, shape = json.loads(text)
             return cls(str(base_id), shape)
@@ -562,11 +506,7 @@ class Replacement:
             raise InvalidJobError(f"the field {REPLACEMENT_FIELD} is malformed: {text!r:.200}") from None
 
     def result(self, results: Mapping[str, Any]) -> Any:
-        """Return the result of the canvas from those of the job's children.
-
-        Raises:
-            InvalidJobError: A result is missing.
-        """
+        """Return the result of the canvas from those of the job's children, as :meth:`ChildResults.value` does."""
         return ChildResults("", self.shape).value(results, self.base_id)
 
 

@@ -3,6 +3,9 @@
 Field and option names in Redis are BullMQ's. bulltask stores its additional options in the option ``bulltask``, which
 Node ignores; it also tells workers that bulltask sent the job, because such jobs have another retry policy. Durations
 are seconds or ``timedelta`` for users; BullMQ stores milliseconds, and whole seconds for ages.
+
+An invalid option raises ``ConfigError``, a malformed field raises ``DecodeError``, and a job that is too large raises
+``PayloadTooLargeError``.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, Final, Protocol
 
 from bulltask.jobs import codec
@@ -30,6 +33,7 @@ from bulltask.jobs.fields import (
     stored_keep,
     truncate_reason,
     truncate_traces,
+    whole,
 )
 from bulltask.jobs.names import check_reference, qualified_name
 
@@ -60,7 +64,6 @@ __all__ = [
     "text_chars",
     "unchecked_bytes",
 ]
-
 
 MAX_PRIORITY: Final = 2**21 - 1
 """Largest priority that every version of BullMQ accepts (5.62: 2^21, 6.x: one less)."""
@@ -179,11 +182,7 @@ class JobOptions:
         return wire
 
     def to_template(self, **bulltask_options: object) -> dict[str, object]:
-        """Return the ``opts`` that a job scheduler stores for its jobs, without those that differ from job to job.
-
-        Args:
-            bulltask_options: Further options that only bulltask reads.
-        """
+        """Return the ``opts`` that a job scheduler stores for its jobs, without those that differ from job to job."""
         wire = {name: value for name, value in self.to_wire(0).items() if name not in _OF_ONE_JOB}
         options: dict[str, object] = {**self._bulltask_options(0), **bulltask_options}
         options.pop("sender", None)  # workers on several hosts store the same scheduler
@@ -218,11 +217,9 @@ class JobOptions:
 
 @dataclass(frozen=True, slots=True)
 class ParentLink:
-    """A child's link to its parent, and the effect of the child's failure on the parent.
+    """A child's link to its parent: the full Redis key of the parent's hash, and BullMQ's parent map.
 
-    Attributes:
-        key: Full Redis key of the parent's hash.
-        data: BullMQ's parent map: ``id``, ``queueKey`` and at most one of ``fpof``, ``cpof``, ``idof``, ``rdof``.
+    The map contains the effect of the child's failure on the parent: at most one of :data:`FAILURE_FLAGS`.
     """
 
     key: str
@@ -234,7 +231,6 @@ class NewJob:
     """A job to be sent: its options have been checked, and its data is JSON.
 
     Attributes:
-        parent: The parent job.
         has_children: The job is sent together with children, for which it waits.
         timestamp_ms: Creation time to store, ``None`` for the time when the job is sent.
         has_custom_id: The caller set the id, so it is stored among the options.
@@ -267,12 +263,10 @@ class NewJob:
 
 @dataclass(slots=True, eq=False)
 class PlannedJob:
-    """A job in a flow that is being sent.
+    """A job in a flow that is being sent, with its child jobs.
 
     Attributes:
-        job: The job.
         has_custom_id: The caller set its id, so a job with this id may exist already.
-        children: Its child jobs.
         dependents: The other jobs of the same flow that wait for this job, besides its parent.
         result: The stored id, or the error; ``None`` until it has been sent.
     """
@@ -321,11 +315,7 @@ class Deduplication:
     keep_last_if_active: bool = False
 
     def to_wire(self) -> dict[str, object]:
-        """Return the stored option ``de``.
-
-        Raises:
-            ConfigError: The id is empty or a value has the wrong type.
-        """
+        """Return the stored option ``de``."""
         if not isinstance(self.id, str) or not self.id:
             raise ConfigError(f"deduplication.id must be a non-empty string, not {self.id!r:.200}")
         try:
@@ -358,12 +348,7 @@ FAILURE_FLAGS: Final[Mapping[str, str]] = {
 def stored_options(given: Mapping[str, Any], strategies: Sequence[str] = ()) -> dict[str, object]:
     """Return the options of :data:`STORED` under BullMQ's names, without those that are ``None``.
 
-    Args:
-        given: The options.
-        strategies: The setting ``backoff_strategies``.
-
-    Raises:
-        ConfigError: A value is invalid, or two options cannot be combined.
+    ``strategies`` is the setting ``backoff_strategies``.
     """
     flags = [name for name in FAILURE_FLAGS if given.get(name)]
     if len(flags) > 1:
@@ -379,15 +364,6 @@ def stored_options(given: Mapping[str, Any], strategies: Sequence[str] = ()) -> 
         check_strategy(backoff["type"], strategies)
         warn_about_long_delay(backoff.get("delay", 0), "backoff.delay")
     return wire
-
-
-def _number_from(low: int) -> Callable[[Any, str], int]:
-    def read(value: Any, name: str) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= MAX_SAFE_INTEGER:
-            raise ConfigError(f"{name} must be an integer of {low} or more, not {value!r:.200}")
-        return value
-
-    return read
 
 
 def _flag(value: Any, name: str) -> bool | None:
@@ -441,9 +417,9 @@ STORED: Final[Mapping[str, tuple[str, Callable[[Any, str], object]]]] = {
     "timestamp": ("timestamp", _moment),
     "remove_on_complete": ("removeOnComplete", keep_option),
     "remove_on_fail": ("removeOnFail", keep_option),
-    "keep_logs": ("kl", _number_from(0)),
-    "stack_trace_limit": ("stackTraceLimit", _number_from(0)),
-    "size_limit": ("sizeLimit", _number_from(1)),
+    "keep_logs": ("kl", partial(whole, low=0)),
+    "stack_trace_limit": ("stackTraceLimit", partial(whole, low=0)),
+    "size_limit": ("sizeLimit", partial(whole, low=1)),
     "deduplication": ("de", _deduplication),
     "telemetry_metadata": ("tm", _text),
     "omit_context": ("omc", _flag),
@@ -458,14 +434,9 @@ def link_to_parent(
     """Return the link from a child to ``parent``; the parent's map contains the child's failure flag.
 
     Args:
-        parent: The parent job, ``None`` for none. If its ``queue`` contains a ``:``, it is BullMQ's qualified name
-            (``bull:orders``).
+        parent: If its ``queue`` contains a ``:``, it is BullMQ's qualified name (``bull:orders``).
         stored: The child's options as :func:`stored_options` returns them; the parent is added to them.
-        prefix: Key prefix, for a parent whose ``queue`` is a plain name.
-        hash_tag: Whether such a name gets braces.
-
-    Raises:
-        ConfigError, InvalidNameError: ``parent`` is not a job.
+        prefix, hash_tag: The key prefix for a parent whose ``queue`` is a plain name, and whether it gets braces.
     """
     if parent is None:
         return None
@@ -481,11 +452,7 @@ def link_to_parent(
 
 
 def check_priority(value: object) -> int:
-    """Return a valid priority; ``None`` is 0.
-
-    Raises:
-        ConfigError: It is not an integer from 0 to :data:`bulltask.jobs.job.MAX_PRIORITY`.
-    """
+    """Return a valid priority; ``None`` is 0."""
     if value is None:
         return 0
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_PRIORITY:
@@ -506,14 +473,7 @@ _MAX_ESCAPE_BYTES: Final = 6
 def check_size(data: bytes, options: JobOptions, limit: int | None, what: str) -> None:
     """Check a job's data against its ``size_limit``, and data and options together against ``max_payload``.
 
-    Args:
-        data: The encoded data, which alone does not exceed ``limit``.
-        options: The job's options.
-        limit: The setting ``max_payload``; ``None`` for no limit.
-        what: Name of the data in messages.
-
-    Raises:
-        PayloadTooLargeError: A limit is exceeded.
+    ``limit`` is that setting, which the encoded data alone does not exceed; ``what`` is the data's name in messages.
     """
     size_limit = options.more.get("sizeLimit")
     if isinstance(size_limit, int) and len(data) > size_limit:
@@ -540,11 +500,7 @@ def text_chars(options: JobOptions) -> int:
 
 
 def check_together(data: bytes, stored: Mapping[str, object], limit: int, what: str) -> None:
-    """Check a job's encoded data and stored options together against ``max_payload``.
-
-    Raises:
-        PayloadTooLargeError: They exceed it; ``what`` identifies the data in the message.
-    """
+    """Check a job's encoded data and stored options together against ``max_payload``; ``what`` identifies the data."""
     rest = len(json.dumps(stored, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace"))
     if len(data) + rest > limit:
         raise PayloadTooLargeError(
@@ -699,11 +655,7 @@ class RunningJob:
 
     @classmethod
     def from_hash(cls, queue: str, job_id: str, flat: Sequence[bytes]) -> RunningJob:
-        """Read the flat list of fields that ``moveToActive`` and ``moveToFinished`` return.
-
-        Raises:
-            DecodeError: A field has an unexpected value; the message names the job and the field.
-        """
+        """Read the flat list of fields that ``moveToActive`` and ``moveToFinished`` return."""
         parts = iter(flat)
         return cls._from_fields(queue, job_id, dict(zip(parts, parts, strict=True)))
 
@@ -784,27 +736,16 @@ class RunningJob:
         return value if isinstance(value, dict) else {}
 
     def backoff(self) -> Backoff | None:
-        """The job's backoff, ``None`` for an immediate retry.
-
-        Raises:
-            DecodeError: It is malformed.
-        """
+        """The job's backoff, ``None`` for an immediate retry; ``DecodeError``: it is malformed."""
         return Backoff.from_wire(self.opts.get("backoff"))
 
     def retry_delay_ms(self, attempts_made: int) -> int:
-        """Return the delay that the job's backoff prescribes after ``attempts_made`` failed attempts.
-
-        Raises:
-            DecodeError: The stored backoff is malformed.
-        """
+        """Return the delay that the job's backoff prescribes after ``attempts_made`` failed attempts."""
         backoff = self.backoff()
         if backoff is None:
             return 0
-        return (
-            bulltask_delay_ms(backoff, attempts_made)
-            if self.sent_by_bulltask
-            else bullmq_delay_ms(backoff, attempts_made)
-        )
+        delay_ms = bulltask_delay_ms if self.sent_by_bulltask else bullmq_delay_ms
+        return delay_ms(backoff, attempts_made)
 
     def failure_fields(self, reason: str, trace: str) -> list[str]:
         """Return BullMQ's fields for a failed attempt: the truncated reason, and the attempts' tracebacks."""
@@ -815,9 +756,7 @@ class RunningJob:
     def keep(self, option: str, otherwise: Mapping[str, int] | None = None) -> Mapping[str, int]:
         """Return BullMQ's ``keepJobs`` map for ``removeOnComplete`` or ``removeOnFail``.
 
-        Args:
-            option: The stored name.
-            otherwise: The worker's option, for jobs without the option; ``None`` keeps the job.
+        A job without the option gets the worker's (``otherwise``), or is kept if that is ``None``.
         """
         kept = self.opts.keep[option]
         return (otherwise or KEEP_ALL) if kept is None else kept

@@ -1,6 +1,7 @@
 """Names: the states of a job; the names of queues, tasks and jobs that BullMQ's clients accept; their form in Redis.
 
-At the end are the JSON forms of types that JSON lacks, the strings that a Node.js developer would write.
+A function that checks a name raises ``InvalidNameError`` if it is not valid. At the end are the JSON forms of types
+that JSON lacks, the strings that a Node.js developer would write.
 """
 
 from __future__ import annotations
@@ -53,7 +54,6 @@ __all__ = [
 
 REVOKED: Final = "revoked"
 """``failedReason`` of a revoked job, and the error category of that failure."""
-
 
 _CELERY: Final[Mapping[str, frozenset[object]]] = {
     "waiting": frozenset({"PENDING"}),
@@ -182,11 +182,7 @@ def address_of(key: str, prefix: str) -> tuple[str, str, str]:
 
 
 def check_queue_name(name: str) -> str:
-    """Return ``name`` if BullMQ's clients accept it as a queue name.
-
-    Raises:
-        InvalidNameError: It is empty, longer than 255 characters, or contains a ``:`` or control characters.
-    """
+    """Return ``name`` if BullMQ's clients accept it as a queue name."""
     _check_text(name, "queue name")
     if ":" in name:
         raise InvalidNameError(
@@ -198,11 +194,7 @@ def check_queue_name(name: str) -> str:
 
 
 def check_job_name(name: str) -> str:
-    """Return ``name`` if it is a valid task name.
-
-    Raises:
-        InvalidNameError: It is empty, longer than 255 characters, or contains control characters.
-    """
+    """Return ``name`` if it is a valid task name."""
     return _check_text(name, "task name")
 
 
@@ -216,9 +208,6 @@ def check_job_id(job_id: str) -> str:
     * an id that starts with ``0:``, or contains control characters;
     * an id with a ``:``, unless it contains exactly two, like the ids of repeated jobs;
     * the name of one of the queue's keys. (Node does not check this, and overwrites the key.)
-
-    Raises:
-        InvalidNameError: The id is invalid.
     """
     _check_text(job_id, "job_id")
     if _INTEGER.fullmatch(job_id):
@@ -246,9 +235,6 @@ def check_reference(job_id: str) -> str:
     """Return ``job_id`` if a job may have it, whichever client has chosen it.
 
     BullMQ's scripts would read, change or remove whatever is stored under the id.
-
-    Raises:
-        InvalidNameError: It is not a string, is empty, or is the name of one of the queue's own keys.
     """
     if not isinstance(job_id, str) or not job_id:
         raise InvalidNameError(f"a job's id must be a non-empty string, not {job_id!r:.80}")
@@ -258,12 +244,7 @@ def check_reference(job_id: str) -> str:
 
 
 def check_scheduler_id(scheduler_id: str) -> str:
-    """Return ``scheduler_id`` if it is a valid job scheduler id.
-
-    Raises:
-        InvalidNameError: It is empty, longer than 255 characters, or contains control characters or more than three
-            ``:``.
-    """
+    """Return ``scheduler_id`` if it is a valid job scheduler id."""
     _check_text(scheduler_id, "scheduler id")
     if may_be_old_repeat_key(scheduler_id):
         raise InvalidNameError(

@@ -1,7 +1,8 @@
 """``PayloadCodec``: writes and reads an app's arguments, results and exceptions.
 
 A payload that is not plain JSON is an :class:`Envelope`: compressed, encrypted or signed, in this order. Only
-:func:`load` unpickles, and only what :func:`verify` has accepted.
+:func:`load` unpickles, and only what :func:`verify` has accepted. What cannot be written raises ``EncodeError``; what
+is malformed, not accepted, or cannot be decrypted or verified raises ``DecodeError``.
 """
 
 from __future__ import annotations
@@ -78,12 +79,7 @@ KEY_BYTES: Final = 32
 
 
 class SecretKey:
-    """A key and its id. A payload contains the ids of the keys that sign and encrypt it.
-
-    Attributes:
-        id: The id.
-        secret: The key's bytes.
-    """
+    """A key and its id. A payload contains the ids of the keys that sign and encrypt it."""
 
     __slots__ = ("id", "secret")
 
@@ -151,20 +147,12 @@ class Envelope:
 
     @classmethod
     def from_json(cls, data: bytes | str, what: str) -> Envelope:
-        """Read the stored form.
-
-        Raises:
-            DecodeError: It is malformed, or of a newer version.
-        """
+        """Read the stored form."""
         return cls.from_object(codec.decode(data, what=what), what)
 
     @classmethod
     def from_object(cls, decoded: Any, what: str) -> Envelope:
-        """Read the decoded form.
-
-        Raises:
-            DecodeError: As for :meth:`from_json`.
-        """
+        """Read the decoded form."""
         fields = decoded.get(ENVELOPE_KEY) if isinstance(decoded, dict) and len(decoded) == 1 else None
         if not isinstance(fields, dict):
             raise DecodeError(f"{what} is not a payload envelope")
@@ -231,11 +219,7 @@ def _bytes(text: str, what: str) -> bytes:
 
 
 def check_compression(name: str | None) -> None:
-    """Check that a compression method is installed.
-
-    Raises:
-        MissingExtraError: It is not.
-    """
+    """Raise ``MissingExtraError`` if a compression method is not installed."""
     if name == ZSTD:
         check_installed("zstandard", "zstd", "zstd compression")
 
@@ -247,17 +231,7 @@ def compress(data: bytes, name: str) -> bytes:
 
 
 def decompress(data: bytes, name: str, limit: int, what: str) -> bytes:
-    """Return the decompressed data.
-
-    Args:
-        data: The compressed data.
-        name: ``zlib`` or ``zstd``.
-        limit: Maximum size of the result in bytes.
-        what: Name of the data in messages.
-
-    Raises:
-        DecodeError: The data is malformed or too large, or its compression method is unknown or not installed.
-    """
+    """Return data decompressed with the method ``name``, at most ``limit`` bytes; ``what`` is its name in messages."""
     if name not in {ZLIB, ZSTD}:
         raise incompatible(DecodeError(f"{what} is compressed with {name!r:.40}, which bulltask does not support"))
     try:
@@ -317,11 +291,7 @@ def encrypt(envelope: Envelope, context: PayloadContext, key: SecretKey) -> Enve
 
 
 def decrypt(envelope: Envelope, context: PayloadContext, keys: Sequence[SecretKey], what: str) -> Envelope:
-    """Return the envelope with its decrypted body; an envelope that is not encrypted is returned unchanged.
-
-    Raises:
-        DecodeError: The envelope is encrypted with another key, was changed, or belongs to another context.
-    """
+    """Return the envelope with its decrypted body; an envelope that is not encrypted is returned unchanged."""
     if not envelope.encryption_key:
         return envelope
     key = next((key for key in keys if key.id == envelope.encryption_key), None)
@@ -346,9 +316,6 @@ def _cipher(key: SecretKey) -> AESGCM:
     return AESGCM(key.secret)
 
 
-# ---- signatures: HMAC-SHA256 over an envelope, its context and its body ----------------------------------------------
-
-
 def sign(envelope: Envelope, context: PayloadContext, key: SecretKey) -> Envelope:
     """Return the envelope with a signature."""
     named = replace(envelope, signing_key=key.id)
@@ -356,11 +323,7 @@ def sign(envelope: Envelope, context: PayloadContext, key: SecretKey) -> Envelop
 
 
 def verify(envelope: Envelope, context: PayloadContext, keys: Sequence[SecretKey], what: str) -> None:
-    """Check the signature.
-
-    Raises:
-        DecodeError: The envelope is not signed, is signed with another key, or belongs to another context.
-    """
+    """Check that an envelope is signed with one of the keys, for this context."""
     if not envelope.signature:
         raise DecodeError(f"{what} is pickled but not signed, so it was not loaded: send it with bulltask")
     key = next((key for key in keys if key.id == envelope.signing_key), None)
@@ -379,18 +342,14 @@ def _signature(envelope: Envelope, context: PayloadContext, key: SecretKey) -> b
     return hmac.digest(key.secret, envelope.signed_text(context) + b"\n" + envelope.body, "sha256")
 
 
-# cloudpickle, for values that JSON cannot represent. This is the only module that loads pickles.
+# ---- cloudpickle, for values that JSON cannot represent --------------------------------------------------------------
 #
-# A pickle can run any code when it is loaded. Therefore, :func:`load` is called only with bytes whose signature has
-# been verified with a key of the app (:mod:`bulltask.jobs.payloads`).
+# A pickle can run any code when it is loaded. Therefore, this is the only module that loads pickles, and :func:`load`
+# is called only with bytes whose signature has been verified with a key of the app.
 
 
 def dump(value: object, what: str) -> bytes:
-    """Return the value as a pickle.
-
-    Raises:
-        EncodeError: It cannot be pickled.
-    """
+    """Return the value as a pickle."""
     import cloudpickle  # type: ignore[import-untyped]  # noqa: PLC0415 - most apps never need it
 
     try:
@@ -401,11 +360,7 @@ def dump(value: object, what: str) -> bytes:
 
 
 def load(data: bytes, what: str) -> Any:
-    """Return the value of a pickle whose signature has been verified.
-
-    Raises:
-        DecodeError: It cannot be loaded, for example because a module does not exist in this process.
-    """
+    """Return the value of a pickle whose signature has been verified."""
     import cloudpickle  # noqa: PLC0415 - see dump()
 
     try:
@@ -423,12 +378,7 @@ R = TypeVar("R")
 
 
 class PayloadFormat(NamedTuple):
-    """How a payload is written.
-
-    Attributes:
-        serializer: ``json`` or ``cloudpickle``.
-        compression: ``zlib`` or ``zstd``, for payloads that are large enough; ``None`` for none.
-    """
+    """How a payload is written: its serializer, and its compression if it is large enough."""
 
     serializer: str = JSON
     compression: str | None = None
@@ -438,11 +388,6 @@ class PayloadFormat(NamedTuple):
         """Whether the value is pickled."""
         return self.serializer == CLOUDPICKLE
 
-    @property
-    def differs_from_json(self) -> bool:
-        """Whether the payload may need an envelope even if it is not encrypted."""
-        return self != PLAIN
-
 
 PLAIN: Final = PayloadFormat()
 """Plain JSON."""
@@ -450,12 +395,7 @@ PLAIN: Final = PayloadFormat()
 
 @value_class
 class Loaded:
-    """A payload that was read.
-
-    Attributes:
-        value: The value.
-        is_pickled: Whether it was pickled, so that it already has its Python types.
-    """
+    """A payload that was read; a pickled value already has its Python types."""
 
     value: Any
     is_pickled: bool = False
@@ -491,9 +431,6 @@ class PayloadCodec:
     """Writes payloads as the settings say, and reads only those that the settings accept.
 
     It is cheap to create: keys and libraries are looked up when a payload needs them.
-
-    Args:
-        config: The app's settings.
     """
 
     __slots__ = ("_config",)
@@ -506,17 +443,8 @@ class PayloadCodec:
         """Converts values that JSON does not support (``convert_untyped``); ``None``: they are refused."""
         return self._config.convert
 
-    # ---- write -------------------------------------------------------------------------------------------------------
-
     def dump_arguments(self, data: Any, queue: str, task: str, form: PayloadFormat, what: str) -> bytes:
-        """Return the stored form of a job's data.
-
-        Args:
-            data: The arguments.
-            queue: The queue's name in the app.
-            task: The task's name.
-            form: How it is written.
-            what: Name of the data in messages.
+        """Return the stored form of a job's data; ``what`` is its name in messages.
 
         Raises:
             EncodeError: The serializer does not support a value.
@@ -556,13 +484,10 @@ class PayloadCodec:
         return bool(self._config.encryption_keys) and bool(self._encryption_keys(self._name_in_app(queue)))
 
     def without_values(self, queue: str, what: str, kind: type[BulltaskError], call: Callable[[], R]) -> R:
-        """Return what a call returns; if the queue is encrypted, no error of the call shows a value.
+        """Return what ``call`` returns; if the queue is encrypted, no error of the call shows a value.
 
-        Args:
-            queue: The queue.
-            what: What the call reads or writes, for the message.
-            kind: The exception to raise.
-            call: May raise errors whose messages contain a part of a payload, also from code of the user's types.
+        The messages of its errors may contain a part of a payload, also those of the user's types. Instead, an error of
+        class ``kind`` says what the call reads or writes (``what``).
         """
         if not self.encrypts(queue):
             return call()
@@ -618,14 +543,8 @@ class PayloadCodec:
             return envelope
         return Envelope(envelope.serializer, smaller, compression)
 
-    # ---- read --------------------------------------------------------------------------------------------------------
-
     def load_arguments(self, job: RunningJob) -> Loaded:
-        """Return a job's data.
-
-        Raises:
-            DecodeError: It is malformed, not accepted, or its signature or encryption cannot be verified.
-        """
+        """Return a job's data."""
         return self.load_data(job.data, JobRef(job.queue, job.id), job.name)
 
     def load_data(self, data: bytes, ref: JobRef, task: str) -> Loaded:
@@ -637,24 +556,12 @@ class PayloadCodec:
         return self._load(envelope, self._arguments(ref.queue, task), self._config.accept_content, what)
 
     def change_arguments(self, data: Any, queue: str, task: str, change: Callable[[Any], Any]) -> bytes:
-        """Return the stored form of a job's data after a change.
-
-        Args:
-            data: The decoded data, which may be an envelope.
-            queue: The queue's name in the app.
-            task: The task's name.
-            change: Returns the changed arguments.
-
-        Raises:
-            BulltaskError: The data cannot be read or written.
-        """
+        """Return the stored form of a job's decoded data, which may be an envelope, with changed arguments."""
         what, form = f"the arguments of task {task}", PLAIN
         if is_envelope(data):
             envelope, context = Envelope.from_object(data, what), self._arguments(queue, task)
-            data, form = (
-                self._load(envelope, context, self._config.accept_content, what).value,
-                PayloadFormat(envelope.serializer),
-            )
+            data = self._load(envelope, context, self._config.accept_content, what).value
+            form = PayloadFormat(envelope.serializer)
         return self.dump_arguments(change(data), queue, task, form, what)
 
     def load_result(self, ref: JobRef, text: str) -> Loaded:
@@ -665,14 +572,7 @@ class PayloadCodec:
         return self._load_result(Envelope.from_json(text, what), self._context("result", ref), what)
 
     def load_results(self, results: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-        """Return the results of child jobs, and whether one of them was pickled.
-
-        Args:
-            results: Decoded JSON by the full keys of the jobs.
-
-        Raises:
-            DecodeError: As for :meth:`load_arguments`.
-        """
+        """Return the results of child jobs (JSON by the jobs' full keys), and whether one of them was pickled."""
         loaded, any_pickled = dict(results), False
         for key, value in results.items():
             if is_envelope(value):
@@ -743,8 +643,6 @@ class PayloadCodec:
     def _too_many_tokens(self) -> str:
         limit = self._config.max_decompressed_tokens
         return f"has more than {limit:,} JSON tokens: raise max_decompressed_tokens"
-
-    # ---- contexts and keys -------------------------------------------------------------------------------------------
 
     def _arguments(self, queue: str, task: str) -> PayloadContext:
         return PayloadContext("arguments", bullmq_name(queue, hash_tag=self._config.queue_hash_tag), task)

@@ -1,6 +1,7 @@
 """Job schedulers: their repeat options and how Redis stores them; before them, Celery's ``schedule`` and ``crontab``.
 
-The public path of Celery's names is ``bulltask.schedules``.
+The public path of Celery's names is ``bulltask.schedules``. An unknown option of a schedule raises ``TypeError``, an
+invalid one raises ``ConfigError``, and one that is stored raises ``DecodeError``.
 """
 
 from __future__ import annotations
@@ -16,14 +17,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict, Unpack
 
 from bulltask.jobs import codec
 from bulltask.jobs.clock import Duration, to_epoch_ms, to_ms, zone_of
-from bulltask.jobs.codec import field_number, number
+from bulltask.jobs.codec import int_field, json_field, mapping_field, number, text_field
 from bulltask.jobs.cron import ALIASES, Cron
 from bulltask.jobs.errors import ConfigError, DecodeError, warn_user
+from bulltask.jobs.fields import whole
 
 __all__ = ["crontab", "schedule"]
-
-
-# ---- ``schedule``: Celery's interval between the jobs of a beat entry ------------------------------------------------
 
 
 def schedule(run_every: float | timedelta, relative: bool = False) -> timedelta:
@@ -39,9 +38,6 @@ def schedule(run_every: float | timedelta, relative: bool = False) -> timedelta:
     if relative:
         raise ConfigError("relative intervals are not supported; use crontab(…)")
     return run_every if isinstance(run_every, timedelta) else timedelta(seconds=run_every)
-
-
-# ---- ``crontab``: Celery's schedule, translated to a cron pattern that BullMQ's workers support ----------------------
 
 
 FieldValue = int | str | Iterable[int]
@@ -61,12 +57,7 @@ _WEEKS: Final = {frozenset(range(first, first + 7)): number for number, first in
 
 
 class DueState(NamedTuple):
-    """The result of ``crontab.is_due``.
-
-    Attributes:
-        is_due: Whether a run is due.
-        next: The seconds until the next run.
-    """
+    """The result of ``crontab.is_due``: whether a run is due, and the seconds until the next one."""
 
     is_due: bool
     next: float
@@ -134,11 +125,7 @@ class crontab:
         return datetime.fromtimestamp(next_ms / 1000, UTC) - self._moment()
 
     def is_due(self, last_run_at: datetime) -> DueState:
-        """Return whether a run is due, and the seconds until the next one, as Celery's ``is_due`` does.
-
-        Args:
-            last_run_at: When it has run last; see :meth:`remaining_estimate`.
-        """
+        """Return whether a run is due, and the seconds until the next one, as Celery's ``is_due`` does."""
         left = self.remaining_estimate(last_run_at).total_seconds()
         if left > 0:
             return DueState(False, left)
@@ -272,17 +259,10 @@ class Rule(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeat:
-    """BullMQ's repeat options: a cron pattern or an interval.
+    """BullMQ's repeat options: a cron pattern or an interval; the other one is ``None``. :class:`Rule` describes them.
 
     Attributes:
-        pattern: A cron pattern, ``None`` for an interval.
-        every_ms: The interval, ``None`` for a pattern.
-        tz: The pattern's time zone by name, ``None`` if not given.
-        start_ms: Epoch milliseconds before which no job runs.
-        end_ms: Epoch milliseconds after which no job runs.
-        limit: Maximum number of jobs.
         offset_ms: Offset from a multiple of the interval; ``None``: intervals count from the first job.
-        immediately: The first job of a pattern runs immediately.
         count: Number of jobs so far, including the job that stores this value.
     """
 
@@ -298,20 +278,18 @@ class Repeat:
 
     @classmethod
     def of(cls, **rule: Unpack[Rule]) -> Repeat:
-        """Validate a user's schedule.
-
-        Raises:
-            ConfigError: An option is invalid, or options cannot be combined.
-        """
-        _check_rule(rule)
+        """Validate a user's schedule."""
+        if unknown := sorted(set(rule) - set(Rule.__annotations__)):
+            known = ", ".join(sorted(Rule.__annotations__))
+            raise TypeError(f"unknown option {unknown[0]!r} of a job scheduler: use {known}")
         every, cron, tz, offset = rule.get("every"), rule.get("cron"), rule.get("tz"), rule.get("offset")
         start, end, limit, immediately = rule.get("start"), rule.get("end"), rule.get("limit"), rule.get("immediately")
         if (every is None) == (cron is None):
             raise ConfigError("a job scheduler needs either every= or cron=")
         if immediately and start is not None:
             raise ConfigError("use either immediately or start, not both")
-        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
-            raise ConfigError(f"limit must be an integer of 1 or more, not {limit!r:.200}")
+        if limit is not None:
+            whole(limit, "limit", low=1)
         start_ms = None if start is None else to_epoch_ms(start, "start")
         end_ms = None if end is None else to_epoch_ms(end, "end")
         if start_ms is not None and end_ms is not None and end_ms <= start_ms:
@@ -321,11 +299,7 @@ class Repeat:
 
     @classmethod
     def from_wire(cls, wire: object) -> Repeat:
-        """Read a job's ``opts.repeat``.
-
-        Raises:
-            DecodeError: It is invalid; the message gives the reason.
-        """
+        """Read a job's ``opts.repeat``."""
         if not isinstance(wire, Mapping):
             raise DecodeError("the job has no repeat options (opts.repeat)")
         pattern, every = wire.get("pattern"), _wire_number(wire, "every")
@@ -364,12 +338,7 @@ class Repeat:
     def next_ms(self, after_ms: int, default_zone: tzinfo) -> int | None:
         """Return the next time that the pattern matches, ``None`` if it matches none before ``end_ms``.
 
-        Args:
-            after_ms: Epoch milliseconds; ``start_ms`` applies if it is later.
-            default_zone: The time zone of a pattern without one.
-
-        Raises:
-            ConfigError: The pattern or the time zone is invalid.
+        ``start_ms`` applies if it is later than ``after_ms``, and ``default_zone`` to a pattern without a time zone.
         """
         assert self.pattern is not None
         zone = default_zone if self.tz is None else zone_of(self.tz, "tz")
@@ -382,7 +351,6 @@ class Scheduler:
     """A stored job scheduler. Times are epoch milliseconds: the server's, or if Node.js wrote them, its machine's.
 
     Attributes:
-        id: The scheduler's id.
         name: Name of its jobs; a bulltask worker runs the task with that name.
         next_ms: Time of its next iteration.
         iterations: Number of jobs added so far, including the next one.
@@ -413,35 +381,22 @@ class Scheduler:
     @classmethod
     def from_hash(cls, scheduler_id: str, flat: Sequence[bytes], next_ms: int) -> Scheduler:
         """Read the flat list of fields. Malformed fields count as missing, so that any scheduler can be shown."""
-        names = (codec.decode_text(name) for name in flat[::2])
-        raw = dict(zip(names, map(codec.decode_text, flat[1::2]), strict=True))
-        opts = _json(raw, "opts")
+        raw = dict(zip(flat[::2], flat[1::2], strict=True))
         return cls(
             id=scheduler_id,
-            name=raw.get("name", ""),
+            name=codec.decode_text(raw.get(b"name")),
             next_ms=next_ms,
-            iterations=_int(raw, "ic") or 0,
-            every_ms=_int(raw, "every"),
-            pattern=raw.get("pattern"),
-            tz=raw.get("tz"),
-            start_ms=_int(raw, "startDate"),
-            end_ms=_int(raw, "endDate"),
-            limit=_int(raw, "limit"),
-            offset_ms=_int(raw, "offset"),
-            data=_json(raw, "data") if "data" in raw else {},  # the script leaves {} out
-            opts=opts if isinstance(opts, dict) else {},
+            iterations=int_field(raw, b"ic") or 0,
+            every_ms=int_field(raw, b"every"),
+            pattern=text_field(raw, b"pattern"),
+            tz=text_field(raw, b"tz"),
+            start_ms=int_field(raw, b"startDate"),
+            end_ms=int_field(raw, b"endDate"),
+            limit=int_field(raw, b"limit"),
+            offset_ms=int_field(raw, b"offset"),
+            data=json_field(raw, b"data") if b"data" in raw else {},  # the script leaves {} out
+            opts=mapping_field(raw, b"opts") or {},
         )
-
-
-def _check_rule(rule: Rule) -> None:
-    """Reject a schedule's unknown options.
-
-    Raises:
-        TypeError: An option is unknown; the message lists the known options.
-    """
-    known = Rule.__annotations__
-    if unknown := sorted(set(rule) - set(known)):
-        raise TypeError(f"unknown option {unknown[0]!r} of a job scheduler: use {', '.join(sorted(known))}")
 
 
 def iteration_id(scheduler_id: str, at_ms: int) -> str:
@@ -516,20 +471,6 @@ def _moment(wire: Mapping[str, Any], name: str) -> int | None:
         return to_epoch_ms(datetime.fromisoformat(value))
     except ValueError as exc:
         raise DecodeError(f"opts.repeat.{name} is not a date: {_short(value)}") from exc
-
-
-def _int(raw: Mapping[str, str], name: str) -> int | None:
-    try:
-        return field_number(raw[name])
-    except (KeyError, ValueError):
-        return None
-
-
-def _json(raw: Mapping[str, str], name: str) -> Any:
-    try:
-        return codec.decode(raw.get(name))
-    except DecodeError:
-        return None
 
 
 if not TYPE_CHECKING:  # type checkers would accept any name

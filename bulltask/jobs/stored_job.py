@@ -1,4 +1,7 @@
-"""A stored job as typed fields, whichever client wrote it, and the error callbacks that a canvas stores with a job."""
+"""A stored job as typed fields, whichever client wrote it, and the error callbacks that a canvas stores with a job.
+
+A malformed field counts as missing, but a malformed callback raises ``InvalidJobError``.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from typing import Any, Final
 
 from bulltask.jobs import codec
 from bulltask.jobs.clock import value_class
-from bulltask.jobs.codec import field_number, number
-from bulltask.jobs.errors import DecodeError, InvalidJobError, JobExpiredError
+from bulltask.jobs.codec import int_field, json_field, mapping_field, number, text_field
+from bulltask.jobs.errors import InvalidJobError, JobExpiredError
 from bulltask.jobs.job import BULLTASK_KEY
 from bulltask.jobs.names import REVOKED, JobState
 
@@ -28,7 +31,6 @@ __all__ = [
     "read_errbacks",
     "stored_errbacks",
 ]
-
 
 _EXPIRED: Final = f"{JobExpiredError.__module__}.{JobExpiredError.__qualname__}"
 _NOT_STARTED: Final = (JobState.WAITING, JobState.PRIORITIZED, JobState.DELAYED)
@@ -93,27 +95,27 @@ class StoredJob:
             id=job_id,
             name=codec.decode_text(raw.get(b"name")),
             data_text=codec.decode_text(raw.get(b"data")),
-            data=_json(raw, b"data"),
-            opts=_mapping(raw, b"opts") or {},
-            timestamp_ms=_int(raw, b"timestamp") or 0,
-            delay_ms=_int(raw, b"delay") or 0,
-            priority=_int(raw, b"priority") or 0,
-            attempts_made=_int(raw, b"atm") or 0,
-            attempts_started=_int(raw, b"ats") or 0,
-            stalled_count=_int(raw, b"stc") or 0,
-            processed_ms=_int(raw, b"processedOn"),
-            finished_ms=_int(raw, b"finishedOn"),
-            processed_by=_text(raw, b"pb"),
-            progress=_json(raw, b"progress"),
-            returnvalue=_json(raw, b"returnvalue"),
-            failed_reason=_text(raw, b"failedReason"),
+            data=json_field(raw, b"data"),
+            opts=mapping_field(raw, b"opts") or {},
+            timestamp_ms=int_field(raw, b"timestamp") or 0,
+            delay_ms=int_field(raw, b"delay") or 0,
+            priority=int_field(raw, b"priority") or 0,
+            attempts_made=int_field(raw, b"atm") or 0,
+            attempts_started=int_field(raw, b"ats") or 0,
+            stalled_count=int_field(raw, b"stc") or 0,
+            processed_ms=int_field(raw, b"processedOn"),
+            finished_ms=int_field(raw, b"finishedOn"),
+            processed_by=text_field(raw, b"pb"),
+            progress=json_field(raw, b"progress"),
+            returnvalue=json_field(raw, b"returnvalue"),
+            failed_reason=text_field(raw, b"failedReason"),
             stacktrace=_texts(raw, b"stacktrace"),
-            deferred_failure=_text(raw, b"defa"),
-            parent=_mapping(raw, b"parent"),
-            parent_key=_text(raw, b"parentKey"),
-            deduplication_id=_text(raw, b"deid"),
-            scheduler_id=_text(raw, b"rjk"),
-            next_iteration_id=_text(raw, b"nrjid"),
+            deferred_failure=text_field(raw, b"defa"),
+            parent=mapping_field(raw, b"parent"),
+            parent_key=text_field(raw, b"parentKey"),
+            deduplication_id=text_field(raw, b"deid"),
+            scheduler_id=text_field(raw, b"rjk"),
+            next_iteration_id=text_field(raw, b"nrjid"),
         )
 
 
@@ -143,7 +145,8 @@ class StoredCall:
         """Read the fields ``name``, ``data`` and ``finishedOn``; ``None`` if there is no such job."""
         if name is None:
             return None
-        return cls(codec.decode_text(name), data or b"null", None if finished is None else _int({b"": finished}, b""))
+        finished_ms = None if finished is None else int_field({b"finishedOn": finished}, b"finishedOn")
+        return cls(codec.decode_text(name), data or b"null", finished_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,31 +211,8 @@ class StoredSnapshot(JobSnapshot):
         return JobSnapshot(self.state, value, self.failed_reason, self.stacktrace, self.progress, self.attempts_made)
 
 
-def _text(raw: Mapping[bytes, bytes], name: bytes) -> str | None:
-    return codec.decode_text(raw[name]) if name in raw else None
-
-
-def _int(raw: Mapping[bytes, bytes], name: bytes) -> int | None:
-    try:
-        return field_number(raw[name])
-    except (KeyError, ValueError):
-        return None
-
-
-def _json(raw: Mapping[bytes, bytes], name: bytes) -> Any:
-    try:
-        return codec.decode(raw.get(name))
-    except DecodeError:
-        return None
-
-
-def _mapping(raw: Mapping[bytes, bytes], name: bytes) -> Mapping[str, Any] | None:
-    value = _json(raw, name)
-    return value if isinstance(value, dict) else None
-
-
 def _texts(raw: Mapping[bytes, bytes], name: bytes) -> tuple[str, ...]:
-    value = _json(raw, name)
+    value = json_field(raw, name)
     return tuple(text for text in value if isinstance(text, str)) if isinstance(value, list) else ()
 
 
@@ -251,11 +231,7 @@ ETA: Final = "eta"
 
 @value_class
 class FailedJob:
-    """The job in a canvas that failed first, which caused the others to fail.
-
-    Attributes:
-        id, task, queue: Its id, its task's name, and its queue.
-    """
+    """The job in a canvas that failed first, which caused the others to fail."""
 
     id: str
     task: str
@@ -298,12 +274,7 @@ class Errback:
     cascades: bool | str
 
     def data_of(self, own: Any, failed: FailedJob, reason: str, trace: str) -> Any:
-        """Return the data of its job.
-
-        Args:
-            own: Its own arguments: :attr:`data`, unless they are stored in an envelope.
-            failed, reason, trace: The failure.
-        """
+        """Return the data of its job: the failure before ``own``, which is :attr:`data`, or was in its envelope."""
         every: list[Any] = [failed.to_dict(), reason, trace]
         values = [failed.id] if len(self.parameters) == 1 else every[: len(self.parameters)]
         if isinstance(own, list):
@@ -314,12 +285,9 @@ class Errback:
         return data
 
     def opts_of(self, failed: FailedJob, root_id: str | None, now_ms: int) -> dict[str, Any]:
-        """Return the options of its job, which descends from the failed one.
+        """Return the options of its job, which descends from the failed one, and from that job's first ancestor.
 
-        Args:
-            failed: The failed job.
-            root_id: The id of that job's first ancestor.
-            now_ms: The server's time, from which the delay counts.
+        ``now_ms`` is the server's time, from which the delay counts.
         """
         own, origin = self.opts.get(BULLTASK_KEY), {"parent": failed.id, "root": root_id or failed.id}
         options = {**(own if isinstance(own, Mapping) else {}), "origin": origin}
@@ -337,11 +305,7 @@ def stored_errbacks(errbacks: Sequence[Errback]) -> str:
 
 
 def read_errbacks(text: object) -> list[Errback]:
-    """Read what :func:`stored_errbacks` returned.
-
-    Raises:
-        InvalidJobError: It is malformed.
-    """
+    """Read what :func:`stored_errbacks` returned."""
     try:
         return [
             Errback(queue, task, data, opts, tuple(parameters), cascades)

@@ -33,7 +33,7 @@ from bulltask.jobs.job import (
     unchecked_bytes,
 )
 from bulltask.jobs.names import FAN_OUT, STARMAP, check_job_id, check_job_name, check_queue_name
-from bulltask.jobs.payloads import PayloadCodec, PayloadFormat
+from bulltask.jobs.payloads import PLAIN, PayloadCodec, PayloadFormat
 from bulltask.registry.options import CallOptions, TaskOptions, check_max_retries, expiry_ms, keep_ms
 from bulltask.registry.protocols import Sender
 
@@ -321,7 +321,7 @@ def _form(queue: str, name: str, task: TaskOptions, call: CallOptions, config: C
     check_serializer(own, config, f"the serializer of task {name} is cloudpickle")
     packed = call.compression or task.compression or config.task_compression
     form = PayloadFormat(own or config.task_serializer, packed and compression(packed, "compression"))
-    return form if form.differs_from_json or PayloadCodec(config).encrypts(queue) else None
+    return form if form != PLAIN or PayloadCodec(config).encrypts(queue) else None
 
 
 def _with_route(name: str, task: TaskOptions, call: CallOptions, routes: Routes, data: Any) -> CallOptions:
