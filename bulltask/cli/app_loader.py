@@ -23,28 +23,16 @@ from bulltask.registry.tasks import add_to_import_path, find_app
 
 __all__ = ["load_app", "load_app_or_broker", "load_tasks", "reporting_import_errors"]
 
-
 _PACKAGE: Final = f"{Path(__file__).parent.parent}{os.sep}"
 _IMPORT_SYSTEM: Final = ("<frozen", f"{Path(importlib.__file__).parent}{os.sep}")
 _MAX_LINES: Final = 8
 
 
 def load_app(ctx: click.Context, app: str | None, broker: SecretUrl | None) -> tuple[str, App]:
-    """Find the app and apply ``-b``.
+    """Return the ``-A`` that was used, and its app with ``-b``; ``app`` and ``broker`` were given after the command.
 
-    Args:
-        ctx: The command's context; its ``obj`` holds the options that were given before the command.
-        app: ``-A`` as given after the command.
-        broker: ``-b`` as given after the command.
-
-    Returns:
-        The value of ``-A`` that was used, and the app. The value is empty if the app runs the command itself
-        (``app.start()``).
-
-    Raises:
-        click.UsageError: No ``-A`` was given.
-        AppNotFoundError: ``-A`` does not name an app.
-        click.ClickException: A module of the app raised an error.
+    Options that were given before the command are in ``ctx.obj``. The first value is empty if the app runs the command
+    itself (``app.start()``). An error in the app's modules becomes a ``click.ClickException``.
     """
     group_options: dict[str, Any] = ctx.obj or {}
     given: str | App | None = app or group_options.get("app")
@@ -75,11 +63,8 @@ def load_tasks(ctx: click.Context, options: Mapping[str, Any]) -> tuple[str, App
 def load_app_or_broker(ctx: click.Context, options: Mapping[str, Any]) -> App:
     """Return the app that ``-A`` names; without ``-A``, an app for the server of ``-b``, without tasks.
 
-    Such an app suffices for commands on queues and jobs.
-
-    Args:
-        ctx: The command's context.
-        options: The values of :func:`bulltask.cli.options.redis_options`.
+    Such an app suffices for commands on queues and jobs. ``options`` are those of
+    :func:`bulltask.cli.options.redis_options`.
     """
     group_options: dict[str, Any] = ctx.obj or {}
     if options["app"] or group_options.get("app"):
@@ -97,14 +82,7 @@ def load_app_or_broker(ctx: click.Context, options: Mapping[str, Any]) -> App:
 
 @contextmanager
 def reporting_import_errors(what: str) -> Iterator[None]:
-    """Replace an error with a message that omits the frames of bulltask and of Python's import system.
-
-    Args:
-        what: What is imported, for the message.
-
-    Raises:
-        click.ClickException: The block raised an error.
-    """
+    """Turn an error in ``what`` into a message without the frames of bulltask and of Python's import system."""
     try:
         yield
     except (AppNotFoundError, click.ClickException):
@@ -119,18 +97,17 @@ def _describe(exc: Exception, what: str) -> str:
     cause = exc.__cause__
     if cause is not None and str(cause) not in text:
         lines.append(f"  caused by {type(cause).__name__}: {cause}")
-    frames = [f"  {_place(frame.filename, frame.lineno)}: {frame.line}" for frame in _users_frames(exc)]
+    frames = [
+        f"  {_place(frame.filename, frame.lineno)}: {frame.line}"
+        for frame in traceback.extract_tb(exc.__traceback__)
+        if not frame.filename.startswith((_PACKAGE, *_IMPORT_SYSTEM))
+    ]
     if isinstance(exc, SyntaxError) and exc.filename:
         frames.append(f"  {_place(exc.filename, exc.lineno)}: {(exc.text or '').strip()}")
     if len(frames) > _MAX_LINES:
         half = _MAX_LINES // 2
         frames[half:-half] = [f"  … {len(frames) - _MAX_LINES} more"]
     return redact_text("\n".join([*lines, *frames]))
-
-
-def _users_frames(exc: Exception) -> list[traceback.FrameSummary]:
-    frames = traceback.extract_tb(exc.__traceback__)
-    return [frame for frame in frames if not frame.filename.startswith((_PACKAGE, *_IMPORT_SYSTEM))]
 
 
 def _place(filename: str, line: int | None) -> str:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["history"]
 
-
 _REASON_WIDTH = 80
 
 

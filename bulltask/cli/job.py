@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["job", "revoke"]
 
 
-_EXIT_NOT_FOUND: Final = 1
-
-
 @click.group("job", short_help="Show a job from Redis and from the data lake.")
 def job() -> None:
     """Show a job, even if it is no longer in Redis.
@@ -73,7 +70,7 @@ def show(
     history = None if lake is None else _in_lake(lake, job_id, queue, redis_job)
     if redis_job is None and history is None:
         echo(_not_found(job_id, queue, lake, searched_redis=not no_redis), err=True)
-        ctx.exit(_EXIT_NOT_FOUND)
+        ctx.exit(1)
     if options["as_json"]:
         click.echo(json_text(_to_json(job_id, redis_job, history)))
         return
@@ -93,7 +90,7 @@ def _in_redis(app: App, job_id: str, queue: str | None, lake: Path | None) -> _F
 
 
 def _queues_of(lake: Path) -> list[str]:
-    from bulltask.lake import History  # noqa: PLC0415 - slow
+    from bulltask.lake import History  # noqa: PLC0415 - slow, and needs an extra
 
     return History(lake).queues()
 
@@ -124,7 +121,7 @@ def _not_found(job_id: str, queue: str | None, lake: Path | None, *, searched_re
     return f"Job {job_id!r} not found in {searched[0]}. To search for jobs that Redis no longer has, pass --lake."
 
 
-# The output of ``bulltask job show``.
+# ---- the output of ``bulltask job show`` -----------------------------------------------------------------------------
 
 
 _NAME_WIDTH: Final = 11
@@ -132,13 +129,7 @@ _REASON_WIDTH: Final = 100
 
 
 def _page(job_id: str, redis_job: _FoundJob | None, history: JobHistory | None) -> Iterator[str]:
-    """Yield the lines about a job.
-
-    Args:
-        job_id: Its id.
-        redis_job: The job in Redis; ``None`` only if there is a history.
-        history: The job in the lake.
-    """
+    """Yield the lines about a job, from Redis, the lake, or both."""
     name, state, moment = _head(redis_job, history)
     queue = redis_job.job.queue if redis_job else history.queue if history else ""
     yield f"{in_one_line(name or '(name unknown)')} {in_one_line(job_id)}, queue {in_one_line(queue)}"
@@ -272,7 +263,7 @@ def _json(value: Any) -> str:
     return describe(value) if is_envelope(value) else json.dumps(value, ensure_ascii=False)
 
 
-# Find a job in Redis by its id, in one queue or in all.
+# ---- find a job in Redis by its id, in one queue or in all -----------------------------------------------------------
 
 
 MAX_LOG_LINES: Final = 1_000
@@ -284,14 +275,7 @@ MAX_PAGES: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class _FoundJob:
-    """A job in Redis, with its state and log.
-
-    Attributes:
-        job: The job.
-        state: Its state.
-        logs: The last lines of its log, in order.
-        log_lines: Number of lines in the whole log.
-    """
+    """A job in Redis, with its state, the last lines of its log in order, and the number of all lines."""
 
     job: Job
     state: str
@@ -345,17 +329,8 @@ class _FoundJob:
 def _find_job(app: App, job_id: str, queue: str | None, known: Collection[str] = ()) -> _FoundJob | None:
     """Read a job; ``None`` if Redis has no job with this id.
 
-    Args:
-        app: The app whose Redis is searched.
-        job_id: The job's id.
-        queue: The job's queue. Without it, the known queues are searched first: ``known``, the app's, and those that
-            workers process. If none of them has the job, the names of further queues are read with ``SCAN``, from up to
-            a million keys on each server.
-        known: Names of queues to search first.
-
-    Raises:
-        click.UsageError: Several queues have a job with this id.
-        BrokerError: Redis cannot be reached.
+    Without a queue, the known queues are searched first: ``known``, the app's, and those that workers process. If none
+    of them has the job, the names of further queues are read with ``SCAN``, from up to a million keys on each server.
     """
     names = [queue] if queue else _queues_with_job(app, job_id, known)
     jobs = [job for name in names if (job := app.queue(name).get_job(job_id))]
@@ -427,12 +402,8 @@ def _moment(ms: int | None) -> datetime | None:
         return None
 
 
-# ``bulltask revoke``: prevent jobs from running, or cancel running jobs.
+# ---- ``bulltask revoke`` ---------------------------------------------------------------------------------------------
 
-
-_EXIT_REJECTED: Final = 1
-_EXIT_RUNNING: Final = 3
-_EXIT_UNKNOWN: Final = 4
 
 _MESSAGES: Final = {
     Revocation.REVOKED: "revoked: the job has failed and will not run",
@@ -441,7 +412,7 @@ _MESSAGES: Final = {
     Revocation.FINISHED: "finished: the job had already finished",
     Revocation.UNKNOWN: "unknown: the job does not exist",
 }
-_EXITS: Final = {Revocation.RUNNING: _EXIT_RUNNING, Revocation.UNKNOWN: _EXIT_UNKNOWN}
+_EXITS: Final = {Revocation.RUNNING: 3, Revocation.UNKNOWN: 4}
 
 
 @click.command("revoke", short_help="Prevent jobs from running, or cancel running jobs.")
@@ -480,6 +451,6 @@ def _revoke(app: App, job_id: str, queue: str | None, *, terminate: bool) -> int
         outcome = app.queue(names[0]).revoke(job_id, terminate=terminate) if names else Revocation.UNKNOWN
     except JobError as exc:
         echo(f"{in_one_line(job_id)}  rejected: {exc}", err=True)
-        return _EXIT_REJECTED
+        return 1
     echo(f"{in_one_line(job_id)}  {_MESSAGES[outcome]}")
     return _EXITS.get(outcome, 0)

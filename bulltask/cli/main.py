@@ -24,7 +24,6 @@ if TYPE_CHECKING:  # imported late, so that --help is fast
 
 __all__ = ["COMMANDS", "LazyGroup", "main", "run_for"]
 
-
 COMMANDS: Final = {
     "acl": "bulltask.cli.acl:acl",
     "gen-ts": "bulltask.cli.tasks:gen_ts",
@@ -44,12 +43,7 @@ _EXTRAS: Final = {"pyarrow": "history", "jinja2": "report", "numpy": "spark", "p
 
 
 class LazyGroup(click.Group):
-    """A click group that imports a command's module only when the command is used, so that ``--help`` stays quick.
-
-    Args:
-        places: The place of each command, as ``module:attribute``.
-        attrs: Arguments of ``click.Group``.
-    """
+    """A click group that imports a command's module (``module:attribute``) only when the command is used."""
 
     def __init__(self, *, places: Mapping[str, str], **attrs: Any) -> None:
         super().__init__(**attrs)
@@ -98,11 +92,7 @@ def main(ctx: click.Context, app: str | None, broker: SecretUrl | None, workdir:
 
 
 def run_for(app: App, argv: list[str]) -> int:
-    """Run a command for an app that is already loaded; the body of :meth:`bulltask.App.start`.
-
-    Raises:
-        SystemExit: The command has failed; the error was printed.
-    """
+    """Run a command for an app that is already loaded; the body of :meth:`bulltask.App.start`."""
     try:
         code = main.main(argv, prog_name="bulltask", standalone_mode=False, obj={"app": app})
     except click.ClickException as exc:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import click
 
@@ -11,9 +11,6 @@ from bulltask.cli.options import app_options
 from bulltask.config.process import stop_signals
 
 __all__ = ["outbox"]
-
-
-_EXIT_LATE: Final = 1
 
 
 @click.group("outbox", short_help="Send and count the rows of an app's outboxes.")
@@ -62,4 +59,4 @@ def status(ctx: click.Context, /, *, max_age: float | None, **options: Any) -> N
             f"outbox {number}: {backlog.waiting} waiting, oldest {backlog.oldest_s:.1f} s, {backlog.failed} failed"
         )
         late |= max_age is not None and backlog.oldest_s > max_age
-    ctx.exit(_EXIT_LATE if late else 0)
+    ctx.exit(1 if late else 0)

@@ -46,7 +46,11 @@ def server(port: int, data_dir: Path | None, loglevel: str) -> None:
     try:
         started = _start(port, DataDirectory.of_project() if data_dir is None else DataDirectory.at(data_dir), loglevel)
     except PortTakenError:
-        raise click.ClickException(safe(_port_taken(port))) from None
+        other = find_listener(port)
+        join = f", or use that server: broker_url redis://127.0.0.1:{port}/0" if other.is_server else ""
+        raise click.ClickException(
+            safe(f"port {port} is in use by {other.text}: choose another port, --port {pick_port()}{join}")
+        ) from None
     except BrokerUnavailableError as error:
         raise click.ClickException(str(error)) from error
     log = ServerLog(started.data_dir)
@@ -79,9 +83,3 @@ def _wait_for_end(started: EmbeddedServer) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     while started.running and signal.sigwait(numbers) is signal.SIGCHLD:
         pass  # SIGCHLD: the server has exited, or was stopped and continued
-
-
-def _port_taken(port: int) -> str:
-    other = find_listener(port)
-    join = f", or use that server: broker_url redis://127.0.0.1:{port}/0" if other.is_server else ""
-    return f"port {port} is in use by {other.text}: choose another port, --port {pick_port()}{join}"

@@ -40,12 +40,7 @@ def safe(text: str) -> str:
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """Print text that may contain names from Redis, a server's messages or jobs' data, with :func:`safe`.
-
-    Args:
-        text: The text.
-        err: Print to standard error.
-    """
+    """Print text that may contain names from Redis, a server's messages or jobs' data, with :func:`safe`."""
     click.echo(safe(text), err=err)
 
 

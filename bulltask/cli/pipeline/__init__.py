@@ -35,7 +35,6 @@ __all__ = [
     "spark_options",
 ]
 
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 EXIT_LOST: Final = 3
@@ -82,14 +81,7 @@ def pipeline() -> None:
 
 @dataclass(frozen=True, slots=True)
 class QueueSource:
-    """The location of the queues: the command's options, or bulltask's settings.
-
-    Attributes:
-        queues: Comma-separated names in the app, or ``*``.
-        url: The Redis URL.
-        prefix: The prefix of all keys.
-        hash_tag: Whether queue ``emails`` is stored as BullMQ's ``{emails}``.
-    """
+    """The location of the queues (comma-separated names in the app, or ``*``): options, or bulltask's settings."""
 
     queues: str
     url: SecretUrl
@@ -101,6 +93,11 @@ class QueueSource:
         """The options of ``format("bulltask")``."""
         tag = str(self.hash_tag).lower()
         return {"queue": self.queues, "url": self.url.get_secret_value(), "prefix": self.prefix, "queueHashTag": tag}
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """The server and the form of its keys, for the functions of :mod:`bulltask.spark`."""
+        return {"url": self.url, "prefix": self.prefix, "queue_hash_tag": self.hash_tag}
 
 
 def source_options(function: F) -> F:
@@ -139,13 +136,16 @@ def spark_options(function: F) -> F:
     )(function)
 
 
-def open_session(master: str | None, conf: tuple[str, ...]) -> Any:
+def open_session(options: Mapping[str, Any]) -> Any:
     """Return this process' ``pyspark.sql.SparkSession``: the session of ``spark-submit``, or a new session.
 
+    Args:
+        options: The values of :func:`spark_options`.
+
     Raises:
-        click.UsageError: A setting is not ``NAME=VALUE``.
         MissingExtraError: Spark or Java is not installed.
     """
+    master, conf = options["master"], options["conf"]
     for text in conf:
         if "=" not in text:
             raise click.UsageError(f"--conf {text!r} must be NAME=VALUE")

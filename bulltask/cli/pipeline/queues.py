@@ -33,6 +33,7 @@ from bulltask.cli.pipeline import (
     spark_options,
 )
 from bulltask.cli.terminal import as_table, echo, in_one_line
+from bulltask.config.parsers import parse_names
 from bulltask.jobs.errors import BulltaskError, LakeError
 from bulltask.lake.formatting import pluralize
 from bulltask.lake.status import RetentionNeed, StreamRetention, retention_examples
@@ -53,7 +54,6 @@ __all__ = [
     "snapshot_command",
     "status_command",
 ]
-
 
 _POLL_S: Final = 0.25
 
@@ -109,8 +109,6 @@ def run_command(
     lake: Path,
     once: bool,
     on_loss: str,
-    master: str | None,
-    conf: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Record the events of queues in the bronze and silver tables of the lake, each event exactly once.
@@ -124,7 +122,7 @@ def run_command(
     from bulltask.lake.storage import Ledger  # noqa: PLC0415 - slow
 
     source = source_of(ctx, options)
-    spark = open_session(master, conf)
+    spark = open_session(options)
     # After the session has been opened, as Spark installs its own handler for INT.
     with _stop_signals() as stop:
         ledger = Ledger(Layout(lake))
@@ -149,9 +147,7 @@ def _pipeline(spark: Any, lake: Path, source: QueueSource, on_loss: Any, options
         spark,
         lake,
         queues=source.queues,
-        url=source.url,
-        prefix=source.prefix,
-        queue_hash_tag=source.hash_tag,
+        **source.keywords,
         trigger=f"{round(options['trigger'] * 1000)} milliseconds",
         on_loss=on_loss,
         open_job_timeout=options["open_job_timeout"],
@@ -251,14 +247,14 @@ _SKIP_REASON_WIDTH: Final = 1_000
 @source_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
-def status_command(ctx: click.Context, /, *, lake: Path, as_json: bool, **connection: Any) -> None:
+def status_command(ctx: click.Context, /, *, lake: Path, as_json: bool, **options: Any) -> None:
     """Show how far the lake lags behind the queues, and the time until Redis trims unread events (headroom).
 
     Does not require Java.
     """
     from bulltask.spark.source.streams import pipeline_status  # noqa: PLC0415 - slow
 
-    status = pipeline_status(Layout(lake), source_of(ctx, connection).options)
+    status = pipeline_status(Layout(lake), source_of(ctx, options).options)
     if as_json:
         click.echo(json.dumps(asdict(status), indent=2, default=datetime.isoformat))
     else:
@@ -325,13 +321,7 @@ _PACKAGES: Final = ("pyspark", "pyarrow", "numpy", "hiredis")
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """A required program or package.
-
-    Attributes:
-        name: The name.
-        version: The version; ``None`` if it is missing.
-        advice: How to fix the problem; ``""`` if the version is fine.
-    """
+    """A required program or package: its version, ``None`` if missing, and how to fix it, ``""`` if it is fine."""
 
     name: str
     version: str | None
@@ -373,7 +363,7 @@ def doctor_command(
     outage: float,
     show_sizes: bool,
     as_json: bool,
-    **connection: Any,
+    **options: Any,
 ) -> None:
     """Check that the required software is installed and that the queues' event streams are long enough.
 
@@ -388,7 +378,7 @@ def doctor_command(
         click.echo(_sizes())
         return
     need = RetentionNeed(trigger, batch_duration, outage)
-    source = source_of(ctx, connection)
+    source = source_of(ctx, options)
     requirements = [_java(), *map(_package, _PACKAGES)]
     redis, streams, skipped = _check_redis(source)
     requirements.append(redis)
@@ -544,19 +534,15 @@ def snapshot_command(
     lake: Path,
     states: str,
     since: datetime | None,
-    master: str | None,
-    conf: tuple[str, ...],
-    **connection: Any,
+    **options: Any,
 ) -> None:
     """Copy finished jobs that are in Redis to bronze.jobs, with their data, options and stack traces. --states selects
     jobs in other states.
 
     'replay' and 'backfill' use these copies for jobs that Redis has since removed.
     """
-    from bulltask.config.parsers import parse_names  # noqa: PLC0415 - with the other imports
-
-    source = source_of(ctx, connection)
-    spark = open_session(master, conf)
+    source = source_of(ctx, options)
+    spark = open_session(options)
     from bulltask.spark.repair import snapshot  # noqa: PLC0415 - slow
 
     result = snapshot(spark, Layout(lake), source.options, states=parse_names(states, "--states"), since=since)
@@ -579,9 +565,7 @@ def backfill_command(
     lake: Path,
     since: datetime,
     until: datetime,
-    master: str | None,
-    conf: tuple[str, ...],
-    **connection: Any,
+    **options: Any,
 ) -> None:
     """Fill gaps in the silver tables with jobs from Redis and from snapshots.
 
@@ -589,14 +573,12 @@ def backfill_command(
     only. Jobs that are neither in Redis nor in a snapshot cannot be added. Running the command again never adds
     a job twice.
     """
-    from bulltask.config.parsers import parse_names  # noqa: PLC0415 - with the other imports
-
-    source = source_of(ctx, connection)
+    source = source_of(ctx, options)
     if until <= since:
         raise click.UsageError("--until must be later than --since")
     layout = Layout(lake)
     layout.check()  # check before starting a JVM
-    spark = open_session(master, conf)
+    spark = open_session(options)
     from bulltask.spark.repair import backfill  # noqa: PLC0415 - slow
 
     queues = None if source.queues == "*" else parse_names(source.queues, "--queues")
@@ -630,9 +612,7 @@ def replay_command(
     queue: str | None,
     limit: int | None,
     yes: bool,
-    master: str | None,
-    conf: tuple[str, ...],
-    **connection: Any,
+    **options: Any,
 ) -> None:
     """Send finished jobs again, with the same name, data and options but new ids. Without --yes, only list them.
 
@@ -641,9 +621,9 @@ def replay_command(
 
     Example: --where "name = 'charge' and state = 'failed' and finished_at >= '2026-11-21 14:00'"
     """
-    source, layout = source_of(ctx, connection), Layout(lake)
+    source, layout = source_of(ctx, options), Layout(lake)
     layout.check()  # check before starting a JVM
-    spark = open_session(master, conf)
+    spark = open_session(options)
     from bulltask.spark.replay import ReplaySelection, replay  # noqa: PLC0415 - slow
 
     selection = ReplaySelection(condition, queue, limit)
@@ -699,8 +679,6 @@ def enqueue_command(
     name_col: str | None,
     data_cols: str,
     id_col: str | None,
-    master: str | None,
-    conf: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Add one job to a queue for each distinct row of a Parquet file or a directory of them.
@@ -711,19 +689,15 @@ def enqueue_command(
     The command prints the id of the write. Pass it to 'gather' to read the results of the jobs, or as --write-id to
     run the command again after an error.
     """
-    from bulltask.config.parsers import parse_names  # noqa: PLC0415 - with the other imports
-
     if (name is None) == (name_col is None):
         raise click.UsageError("pass either --name or --name-col")
     source, write_id = source_of(ctx, options), options["write_id"]
-    spark = open_session(master, conf)
+    spark = open_session(options)
     from bulltask.spark.sink import FileColumns, enqueue_file  # noqa: PLC0415 - slow
 
     names = FileColumns(parse_names(data_cols, "--data-cols"), name, name_col, id_col)
-    connection: Any = {"url": source.url, "prefix": source.prefix, "queue_hash_tag": source.hash_tag}
-    result = enqueue_file(
-        spark, file, queue, names, **connection, **({} if write_id is None else {"write_id": write_id})
-    )
+    given: Any = {} if write_id is None else {"write_id": write_id}
+    result = enqueue_file(spark, file, queue, names, **source.keywords, **given)
     click.echo(
         f"{pluralize(result.rows, 'row')}: {pluralize(result.added, 'job')} added, {result.duplicates:,} duplicates"
     )
@@ -752,23 +726,18 @@ def gather_command(
     queue: str,
     out: str,
     wait: float,
-    master: str | None,
-    conf: tuple[str, ...],
-    **connection: Any,
+    **options: Any,
 ) -> None:
     """Write the results of an 'enqueue' to Parquet. WRITE_ID is the id that 'enqueue' printed.
 
     There is a row for each job, with id, state, return_value, failed_reason and finished_at. The state is completed,
     failed, unfinished, or missing if Redis no longer has the job.
     """
-    source = source_of(ctx, connection)
-    spark = open_session(master, conf)
+    source = source_of(ctx, options)
+    spark = open_session(options)
     from bulltask.spark import EnqueueResult, gather  # noqa: PLC0415 - slow
 
     write = EnqueueResult(write_id, queue, rows=1, added=0, duplicates=0, seconds=0.0, partitions=0)
-    results = gather(
-        write, queue, wait=wait, url=source.url, prefix=source.prefix, queue_hash_tag=source.hash_tag
-    )  # fmt: skip
-    results.write.parquet(out)
+    gather(write, queue, wait=wait, **source.keywords).write.parquet(out)
     counts = spark.read.parquet(out).groupBy("state").count().orderBy("state").collect()
     click.echo(as_table(("state", "jobs"), [(row["state"], f"{row['count']:,}") for row in counts]))

@@ -12,21 +12,23 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import date, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from bulltask.cli.options import day, days, lake_option, moment, seconds
 from bulltask.cli.pipeline import EXIT_LOST, open_session, spark_options
 from bulltask.cli.terminal import as_table, echo
+from bulltask.config.parsers import parse_names
 from bulltask.jobs.errors import MissingExtraError
 from bulltask.lake.formatting import pluralize
+from bulltask.lake.storage import ExpiredDay, Layout, expire, find_tables
+from bulltask.lake.tables import EVENTS, GAPS, TASK_MINUTE
 
 if TYPE_CHECKING:
     from bulltask.lake.files import GapRow
     from bulltask.lake.report.page import Report
     from bulltask.lake.report.sections import ReportTable
-    from bulltask.lake.storage import ExpiredDay, Layout
 
 __all__ = ["build_command", "compact_command", "expire_command", "gaps_command", "report_command"]
 
@@ -58,8 +60,7 @@ def build_command(
     build_days: list[date],
     slo_config: Path | None,
     open_job_timeout: float,
-    master: str | None,
-    conf: tuple[str, ...],
+    **options: Any,
 ) -> None:
     """Build the silver or gold tables of the given days, and replace their rows.
 
@@ -67,11 +68,10 @@ def build_command(
     finished. Silver is written by 'run': rebuild it only if it is damaged.
     """
     from bulltask.lake.slo_config import read_slo_config  # noqa: PLC0415 - slow
-    from bulltask.lake.storage import Layout  # noqa: PLC0415 - slow
 
     config, layout = None if slo_config is None else read_slo_config(slo_config), Layout(lake)
     layout.check()  # check before starting a JVM
-    spark = open_session(master, conf)
+    spark = open_session(options)
     if layer == "gold":
         from bulltask.spark.gold import build_gold  # noqa: PLC0415 - slow
 
@@ -100,7 +100,6 @@ def compact_command(*, lake: Path, before: date, tables: tuple[str, ...], target
     The command can run at the same time as 'run'. It can be killed at any moment and rerun. Does not require Java.
     """
     from bulltask.lake.files import COMPACTED, compact  # noqa: PLC0415 - slow
-    from bulltask.lake.storage import Layout  # noqa: PLC0415 - slow
 
     layout = Layout(lake)
     results = [compact(layout, table, before=before, target_mb=target_mb) for table in tables or COMPACTED]
@@ -141,9 +140,6 @@ def expire_command(*, lake: Path, before: date, tables: str, yes: bool, as_json:
     The checkpoint of 'run' and the events of unfinished jobs are always kept. If a finished job is retried manually
     after its events have expired, its history lacks the earlier attempts. Does not require Java.
     """
-    from bulltask.config.parsers import parse_names  # noqa: PLC0415 - with the other imports
-    from bulltask.lake.storage import Layout, expire, find_tables  # noqa: PLC0415 - slow
-
     expired = expire(Layout(lake), find_tables(parse_names(tables, "--tables")), before=before, dry_run=not yes)
     if as_json:
         rows = [
@@ -151,11 +147,11 @@ def expire_command(*, lake: Path, before: date, tables: str, yes: bool, as_json:
         ]
         click.echo(json.dumps({"dry_run": not yes, "expired": rows}, indent=2))
         return
-    if expired:
-        click.echo(as_table(("table", "days", "from", "to", "files", "MB"), _by_table(expired)))
     if not expired:
         click.echo(f"Nothing to delete: there is no data from before {before}.")
-    elif not yes:
+        return
+    click.echo(as_table(("table", "days", "from", "to", "files", "MB"), _by_table(expired)))
+    if not yes:
         click.echo("\nDry run: nothing was deleted. Run the command again with --yes to delete this data.")
 
 
@@ -200,7 +196,6 @@ def gaps_command(
 
     Exit codes: 0 (no gaps in that period), 3 (there are gaps).
     """
-    from bulltask.config.parsers import parse_names  # noqa: PLC0415
     from bulltask.lake.files import (  # noqa: PLC0415 - slow
         TableReader,
         check_queues,
@@ -208,8 +203,6 @@ def gaps_command(
         known_queues,
         normalize_queue,
     )
-    from bulltask.lake.storage import Layout  # noqa: PLC0415
-    from bulltask.lake.tables import EVENTS, GAPS  # noqa: PLC0415
 
     layout, names = Layout(lake), None
     if queues.strip() != "*":
@@ -325,9 +318,8 @@ def report_command(
         raise click.UsageError("--day and --days cannot be used together")
     with _report_missing_extra():
         from bulltask.lake.report.data import Period  # noqa: PLC0415 - slow, like the others
-        from bulltask.lake.report.page import make_report  # noqa: PLC0415
+        from bulltask.lake.report.page import html, make_report, markdown  # noqa: PLC0415
         from bulltask.lake.report.sections import CapacityTarget  # noqa: PLC0415
-        from bulltask.lake.storage import Layout  # noqa: PLC0415
 
         layout = Layout(lake)
         report_days = day_range or [one_day or _last_day(layout)]
@@ -335,12 +327,13 @@ def report_command(
         report = make_report(
             layout, Period(report_days[0], report_days[-1], names), CapacityTarget(max_wait, target, peak_factor)
         )
-        text = _report_table(report, section, output_format) if section else _report_page(report, output_format)
-    _write_report(
-        report,
-        text,
-        output or (Path(f"bulltask-report-{report.data.period}.html") if output_format == "html" else None),
-    )
+        if section:
+            text = _report_table(report, section, output_format)
+        else:
+            text = markdown(report) if output_format == "md" else html(report)
+    if output is None and output_format == "html":
+        output = Path(f"bulltask-report-{report.data.period}.html")
+    _write_report(report, text, output)
 
 
 @contextmanager
@@ -357,14 +350,9 @@ def _report_missing_extra() -> Iterator[None]:
 
 
 def _output_format(section: str | None, wanted: str | None, output: Path | None) -> str:
-    """Return the output format.
-
-    Raises:
-        click.UsageError: The report or section does not have this format.
-    """
-    output_format = (
-        wanted or (_BY_SUFFIX.get(output.suffix.lower()) if output else None) or ("table" if section else "html")
-    )
+    """Return the output format."""
+    by_suffix = _BY_SUFFIX.get(output.suffix.lower()) if output else None
+    output_format = wanted or by_suffix or ("table" if section else "html")
     if output_format not in (_TABLE_FORMATS if section else _REPORT_FORMATS):
         raise click.UsageError(
             f"--format for a section must be {', '.join(_TABLE_FORMATS)}, not {output_format}"
@@ -377,19 +365,12 @@ def _output_format(section: str | None, wanted: str | None, output: Path | None)
 
 def _last_day(layout: Layout) -> date:
     from bulltask.lake.files import TableReader  # noqa: PLC0415 - slow
-    from bulltask.lake.tables import EVENTS, TASK_MINUTE  # noqa: PLC0415
 
     reader = TableReader(layout)
     days = reader.days(TASK_MINUTE) or reader.days(EVENTS)
     if not days:
         raise click.ClickException(f"{layout.root} has no events yet: record events with 'bulltask pipeline run'")
     return days[-1]
-
-
-def _report_page(report: Report, output_format: str) -> str:
-    from bulltask.lake.report.page import html, markdown  # noqa: PLC0415 - slow
-
-    return markdown(report) if output_format == "md" else html(report)
 
 
 def _report_table(report: Report, section: str, output_format: str) -> str:
@@ -403,13 +384,8 @@ def _report_table(report: Report, section: str, output_format: str) -> str:
         "errors": page.short_errors(report.failures) if short else sections.errors(report.failures),
     }
     text = page.recommendation_text(report.recommendations) if section == "capacity" and short else ""
-    formatters = {
-        "table": sections.as_text,
-        "json": sections.as_json,
-        "csv": sections.as_csv,
-        "md": sections.as_markdown,
-    }
-    return formatters[output_format](report_tables[section]) + text
+    formatters = {"table": sections.as_text, "json": sections.as_json, "csv": sections.as_csv}
+    return formatters.get(output_format, sections.as_markdown)(report_tables[section]) + text
 
 
 def _write_report(report: Report, text: str, output: Path | None) -> None:
