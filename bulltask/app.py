@@ -81,7 +81,6 @@ if TYPE_CHECKING:
 
 __all__ = ["App", "Celery", "Control"]
 
-
 P = ParamSpec("P")
 R = TypeVar("R")
 B = TypeVar("B", bound=AnyTask[..., Any])
@@ -150,7 +149,7 @@ class App:
         )
         self.tasks = Tasks(SHARED, builtin_tasks(lambda: self, lambda name: self.tasks[name]))
         self._autodiscover: list[Callable[[], list[str]]] = []
-        self.conf.when_frozen(self._import_task_class)
+        self.conf.when_frozen(lambda _config: self.Task)  # imports it if it was given by name
         self.conf.when_frozen(self.tasks.configure)
         self.categorizer = Categorizer()
         self.control = Control(self)
@@ -238,10 +237,6 @@ class App:
         is_current = current_task_class() is kind
         tasks = [task for task in self.tasks.values() if is_current or task.name not in SHARED]
         self.tasks.refresh(use_class(tasks, kind))
-
-    def _import_task_class(self, _config: Config) -> None:
-        """Import the class of the tasks if it was given by name, and let shared tasks use it."""
-        _ = self.Task
 
     @overload
     def task(self, function: _AsyncFunction[P, R], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
@@ -696,9 +691,6 @@ class App:
         If the environment variable ``DJANGO_SETTINGS_MODULE`` is set, Django is set up first, and its system checks
         run, which import the URLconf: tasks may be defined in the modules of views, too. Unusable database connections
         are then closed before and after each task, as Django does for requests.
-
-        Raises:
-            ConfigError: A task has ``typed=True``, and one of its type hints cannot be enforced.
         """
         modules = [*parse_names(self.conf.imports, "imports"), *parse_names(self.conf.include, "include")]
         imported = self._import_modules(modules)
@@ -712,11 +704,7 @@ class App:
         return imported
 
     def _import_modules(self, names: Iterable[str]) -> list[str]:
-        """Set Django up if the environment names its settings; import the given modules, then those to discover.
-
-        Returns:
-            The names of the imported modules.
-        """
+        """Set Django up if the environment names its settings; import the given modules, then those to discover."""
         set_up_django()
         imported = import_related(names, None)
         for discover in self._autodiscover:
@@ -726,9 +714,7 @@ class App:
     def _set_up_periodic_tasks(self) -> None:
         """Call the receivers of ``on_after_configure`` and ``on_after_finalize``, unless this was done before.
 
-        Raises:
-            Exception: A receiver raised it. If bulltask ignored it, the worker would remove the schedules that the
-                receiver adds.
+        If bulltask ignored an exception of a receiver, the worker would remove the schedules that the receiver adds.
         """
         if self._has_set_up:
             return
@@ -814,12 +800,7 @@ class App:
     def _build_job(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None, options: Mapping[str, Any]
     ) -> NewJob:
-        """Return the job that :meth:`send_task` would send, with the same arguments.
-
-        Raises:
-            TypeError: The arguments do not match the task, or the task is not registered in this app and both
-                positional and keyword arguments are given.
-        """
+        """Return the job that :meth:`send_task` would send, with the same arguments."""
         task = self._task_named(name)
         return task._build(task._codec.encode(args, kwargs or {}, options.get("serializer")), CallOptions.of(options))
 
@@ -840,9 +821,8 @@ class App:
     def _send_canvas(self, canvas: Canvas[Any, Any]) -> Any:
         """Store all jobs of a canvas in one transaction, and return the handle of its result.
 
-        Raises:
-            TypeError, EncodeError, PayloadTooLargeError, ConfigError: A call cannot be stored. Nothing was sent.
-            BrokerError: All retries have failed; it is not known whether the jobs were stored.
+        ``BrokerError``: all retries have failed; it is not known whether the jobs were stored. After any other error,
+        nothing was sent.
         """
         sends = True
         if is_overridden(canvas):

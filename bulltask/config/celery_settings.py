@@ -18,13 +18,10 @@ __all__ = ["CELERY_SETTINGS", "CUSTOM_SCHEDULER", "current_name"]
 
 @dataclass(frozen=True, slots=True)
 class CelerySetting:
-    """One of Celery's settings that bulltask does not have.
+    """One of Celery's settings that bulltask does not have: why it has no effect, and what to use instead.
 
-    Attributes:
-        name: Its name.
-        reason: Why it has no effect, and what to use instead.
-        replacement: The setting of bulltask that takes its value, ``""`` if there is none.
-        rejected: Whether it raises an error instead of a warning.
+    ``replacement`` is the setting of bulltask that takes its value, if any. A rejected one raises an error, not a
+    warning.
     """
 
     name: str
@@ -38,10 +35,9 @@ class CelerySetting:
         return accepts is not None and accepts(value)
 
     def message(self, label: str) -> str:
-        """Return the text of the warning or error.
+        """Return the text of the warning or error; the value is never shown: it may be a password.
 
-        Args:
-            label: The name as the user wrote it. The value is never shown: it may be a password.
+        ``label`` is the name as the user wrote it.
         """
         verb = "is not available" if self.rejected else "has no effect"
         return f"Celery's setting {label} {verb} in bulltask: {self.reason}"
@@ -129,17 +125,13 @@ _WITHOUT_EFFECT: Final[Iterable[tuple[str, str]]] = (
     (_CHORD, "result_chord_expires result_chord_retry_interval result_chord_join_timeout"),
     (
         _INTERNAL,
-        "worker_agent worker_consumer worker_pool_putlocks worker_pool_restarts "
-        "worker_proc_alive_timeout worker_timer "
+        "worker_agent worker_consumer worker_pool_putlocks worker_pool_restarts worker_proc_alive_timeout worker_timer "
         "worker_timer_precision task_protocol",
     ),
     ("the worker's own autoscaler is used; set worker_autoscale, as in '10,3'", "worker_autoscaler"),
     (_EAGER, "task_store_eager_result"),
     ("times are always stored in UTC; timezone applies to schedules", "enable_utc"),
-    (
-        "the worker always reconnects; broker_connection_max_retries sets a limit",
-        "broker_connection_retry",
-    ),
+    ("the worker always reconnects; broker_connection_max_retries sets a limit", "broker_connection_retry"),
     (
         "the worker also waits for Redis when it starts; broker_connection_max_retries sets a limit",
         "broker_connection_retry_on_startup",
@@ -193,10 +185,7 @@ _REJECTED: Final[Iterable[tuple[str, str]]] = (
         "use a broker_url with TLS, as in rediss://host:6379/0?ssl_cert_reqs=required&ssl_ca_certs=/path/ca.pem",
         "broker_use_ssl",
     ),
-    (
-        _SIGNATURE,
-        "security_certificate security_cert_store security_key security_key_password security_digest",
-    ),
+    (_SIGNATURE, "security_certificate security_cert_store security_key security_key_password security_digest"),
     (CUSTOM_SCHEDULER, "beat_scheduler"),
     (
         "jobs without a priority come first, and 1 is the highest; use the task's `priority` option",
@@ -231,12 +220,7 @@ _OLD_NAMES: Final[Mapping[str, str]] = {
 
 
 def current_name(name: str, known: Iterable[str]) -> str:
-    """Return the current name for a Celery 3 name such as ``CELERYD_CONCURRENCY``; ``""`` if it is not one.
-
-    Args:
-        name: The name, in any case.
-        known: All names of settings.
-    """
+    """Return the current name for a name of Celery 3, in any case, such as ``CELERYD_CONCURRENCY``; ``""`` for none."""
     lower, names = name.lower(), set(known)
     if lower in _OLD_NAMES:
         return _OLD_NAMES[lower]
@@ -257,23 +241,10 @@ def _is(*values: object) -> Callable[[object], bool]:
     return lambda value: value in values
 
 
-_REDIS_BACKENDS: Final = {
+_REDIS_BACKENDS: Final = (
     "",
-    "redis",
-    "rediss",
-    "redis+cluster",
-    "rediss+cluster",
-    "redis+sentinel",
-    "rediss+sentinel",
-    "sentinel",
-    "rpc",
-    "unix",
-    "disabled",
-}
-
-
-def _is_stored_by_the_job(value: object) -> bool:
-    return value is None or str(value).partition(":")[0] in _REDIS_BACKENDS
+    *"redis rediss redis+cluster rediss+cluster redis+sentinel rediss+sentinel sentinel rpc unix disabled".split(),
+)
 
 
 _DONE_ANYWAY: Final[Iterable[tuple[Callable[[object], bool], str]]] = (
@@ -281,7 +252,7 @@ _DONE_ANYWAY: Final[Iterable[tuple[Callable[[object], bool], str]]] = (
         lambda _: True,
         "task_track_started result_extended task_send_sent_event worker_send_task_events task_remote_tracebacks",
     ),
-    (_is_stored_by_the_job, "result_backend"),
+    (lambda value: value is None or str(value).partition(":")[0] in _REDIS_BACKENDS, "result_backend"),
     (
         _is(True),
         "task_acks_late task_retry_on_worker_lost task_create_missing_queues task_store_errors_even_if_ignored "
@@ -295,14 +266,10 @@ _DONE_ANYWAY: Final[Iterable[tuple[Callable[[object], bool], str]]] = (
     ),
     (
         _is(False),
-        "task_store_eager_result task_ignore_result "
-        "task_inherit_parent_priority worker_hijack_root_logger "
+        "task_store_eager_result task_ignore_result task_inherit_parent_priority worker_hijack_root_logger "
         "worker_direct worker_cancel_long_running_tasks_on_connection_loss",
     ),
-    (
-        _is(None, (), [], {}),
-        "task_default_priority broker_read_url broker_write_url broker_transport_options",
-    ),
+    (_is(None, (), [], {}), "task_default_priority broker_read_url broker_write_url broker_transport_options"),
     (_is(None, False, {}), "broker_use_ssl"),
     (_is(None, "redis", "rediss"), "broker_transport"),
     (

@@ -838,7 +838,6 @@ def check_config(config: Config) -> None:
 
     Raises:
         ConfigError: A combination is impossible; the message says what to do.
-        MissingExtraError: An optional dependency is not installed.
     """
     if config.renew_ms >= config.lock_ms:
         raise ConfigError(
@@ -890,16 +889,7 @@ def _share_a_key(config: Config) -> bool:
 
 
 def check_serializer(name: str | None, config: Config, where: str) -> None:
-    """Check that an app can write and read a serializer's payloads.
-
-    Args:
-        name: The serializer; ``None`` if none is set.
-        config: The app's settings.
-        where: What sets the serializer, for the message.
-
-    Raises:
-        ConfigError: It is cloudpickle, and the app has no key, or does not accept it.
-    """
+    """Raise ``ConfigError`` if an app cannot write and read a serializer's payloads; ``where`` says what sets it."""
     if name == CLOUDPICKLE:
         _check_cloudpickle(config, config.accept_content, where, "accept_content")
 
@@ -912,12 +902,7 @@ def _check_cloudpickle(config: Config, accepted: tuple[str, ...], where: str, se
 
 
 def check_payload_options(given_serializer: str | None, given_compression: str | None) -> None:
-    """Check the options ``serializer`` and ``compression`` of a task or a call.
-
-    Raises:
-        ConfigError: There is no such serializer or compression method.
-        MissingExtraError: The compression method is not installed.
-    """
+    """Check the options ``serializer`` and ``compression`` of a task or a call."""
     if given_serializer not in (None, JSON, CLOUDPICKLE):
         serializer(given_serializer, "serializer")
     if given_compression is not None:

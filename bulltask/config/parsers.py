@@ -181,11 +181,10 @@ def queue_names(value: Any, name: str) -> tuple[str, ...]:
 
 
 def key_prefix(value: Any, name: str) -> str:
-    """Return a valid prefix of keys.
+    """Return a valid prefix of keys, which is not that of bulltask's own keys.
 
-    Raises:
-        ConfigError: It is invalid, or the one of bulltask's own keys: the queue ``q`` of the prefix ``bulltask`` would
-            share its keys with bulltask's keys for the queue ``q`` of the prefix ``bull``.
+    The queue ``q`` of the prefix ``bulltask`` would share its keys with bulltask's keys for the queue ``q`` of the
+    prefix ``bull``.
     """
     prefix = plain_text(value, name)
     if prefix.partition(":")[0] == "bulltask":
@@ -325,11 +324,7 @@ def jitter_fraction(value: Any, name: str) -> float:
 
 
 def retention(value: Any, name: str) -> Mapping[str, int]:
-    """Return BullMQ's ``keepJobs`` map for a worker's option.
-
-    Args:
-        value: :data:`bulltask.jobs.fields.KeepJobs`, or a string that represents it.
-    """
+    """Return BullMQ's ``keepJobs`` map for a worker's option: a :data:`bulltask.jobs.fields.KeepJobs`, or its text."""
     parsed = _parse_retention(value) if isinstance(value, str) else value
     if isinstance(parsed, bool):
         return {"count": 0} if parsed else KEEP_ALL
@@ -392,9 +387,8 @@ class TaskRate:
 def task_rate(value: Any, name: str) -> TaskRate | None:
     """Return the rate limit of a task, ``None`` for no limit.
 
-    Args:
-        value: A number of jobs per second, or a string such as ``"10/s"``, ``"100/m"``, ``"1000/h"`` or ``"5/30s"``. 0
-            and ``None`` mean no limit.
+    It is given as a number of jobs per second, or a string such as ``"10/s"``, ``"100/m"``, ``"1000/h"`` or
+    ``"5/30s"``. 0 and ``None`` mean no limit.
     """
     jobs, period_s = value, 1.0
     if isinstance(value, str) and (rate := _TASK_RATE.fullmatch(value.strip())) is not None:
@@ -424,11 +418,10 @@ _RATE: Final = re.compile(r"(\d{1,16})\s*/\s*(\d{1,9}(?:\.\d{1,9})?)?\s*(ms|s|m|
 def rate_limits(value: Any, name: str) -> Limits:
     """Return the rate limit of each queue.
 
-    Args:
-        value: One limit for every queue, or a mapping from queue to limit, in which ``"*"`` means all other queues and
-            ``None`` no limit. A limit is ``{"max": 100, "duration": 60}`` (seconds or ``timedelta``) or a string as in
-            Celery, such as ``"100/m"`` or ``"100/30s"``. A string may also have limits by queue:
-            ``"emails=100/m, bulk=none, 5/s"``.
+    The value is one limit for every queue, or a mapping from queue to limit, in which ``"*"`` means all other queues
+    and ``None`` no limit. A limit is ``{"max": 100, "duration": 60}`` (seconds or ``timedelta``) or a string as in
+    Celery, such as ``"100/m"`` or ``"100/30s"``. A string may also have limits by queue:
+    ``"emails=100/m, bulk=none, 5/s"``.
     """
     limits = _by_queue(value, name) if isinstance(value, str) else _of_mapping(value, name)
     for queue in limits.keys() - {EVERY_QUEUE}:
@@ -513,27 +506,16 @@ class _Table:
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """The queues of jobs for which neither the call nor the task sets a queue.
+    """The queues of jobs for which neither the call nor the task sets a queue; the first router with a route wins.
 
-    Attributes:
-        routers: Tables and functions, in order; the first one with a route wins.
-        calls_functions: Whether a route may depend on the arguments of a call.
+    ``calls_functions`` says whether a route may depend on the arguments of a call.
     """
 
     routers: Sequence[_Table | _Router]
     calls_functions: bool
 
     def find(self, task: str, data: Any, options: Mapping[str, Any]) -> Route:
-        """Return the route of a call, ``{}`` if there is none.
-
-        Args:
-            task: The task's name.
-            data: The arguments, by name or as a list, for functions.
-            options: The options of the call, for functions.
-
-        Raises:
-            ConfigError: A function returns an invalid route.
-        """
+        """Return the route of a call, ``{}`` if there is none; functions also get its arguments and options."""
         for router in self.routers:
             if isinstance(router, _Table):
                 route = router.find(task)
@@ -559,11 +541,10 @@ class Routes:
 def routes(value: Any, name: str) -> Routes | None:
     """Return the routers of ``task_routes``, or ``None`` if there are none.
 
-    Args:
-        value: One of the following, or a list of them: a dictionary of routes by task name or pattern (``"feed.*"``, or
-            a compiled regular expression); a list of pairs of these; a function ``(name, args, kwargs, options,
-            task=None, **_)`` that returns a route or ``None``; a function's name. A route is a queue's name, or a
-            dictionary with ``queue`` and other options.
+    The value is one of the following, or a list of them: a dictionary of routes by task name or pattern (``"feed.*"``,
+    or a compiled regular expression); a list of pairs of these; a function
+    ``(name, args, kwargs, options, task=None, **_)`` that returns a route or ``None``; a function's name. A route is a
+    queue's name, or a dictionary with ``queue`` and other options.
     """
     if value is None or value in ((), [], {}):
         return None
@@ -638,9 +619,8 @@ Annotations = Sequence[Any]
 def parse_annotations(value: Any, name: str) -> Annotations | None:
     """Return the parts of ``task_annotations``, or ``None`` if there are none.
 
-    Args:
-        value: A dictionary ``{"shop.tasks.pay": {"time_limit": 30}, "*": {"max_retries": 5}}``, an object whose methods
-            ``annotate(task)`` and ``annotate_any()`` return options or ``None``, or a list of these.
+    The value is a dictionary ``{"shop.tasks.pay": {"time_limit": 30}, "*": {"max_retries": 5}}``, an object whose
+    methods ``annotate(task)`` and ``annotate_any()`` return options or ``None``, or a list of these.
     """
     if value is None or value in ((), [], {}):
         return None
@@ -704,18 +684,15 @@ _HOW: Final = "make one with: python -c \"import secrets; print('k1:' + secrets.
 def signing_keys(value: Any, name: str) -> tuple[SecretKey, ...]:
     """Return the keys in a list, or in a string with spaces or commas between them; the first is used for writing.
 
-    Args:
-        value: Keys such as ``"k1:NmQ0…"``: an id, and 32 bytes in base64.
+    A key is an id, and 32 bytes in base64: ``"k1:NmQ0…"``.
     """
     return _parse_keys(_signing_keys, value, name)
 
 
 def keys_by_queue(value: Any, name: str) -> Mapping[str, tuple[SecretKey, ...]]:
-    """Return the keys of each queue. The payloads of a queue without keys are not encrypted.
+    """Return the keys of each queue, from a mapping or a JSON string; ``"*"`` stands for all other queues.
 
-    Args:
-        value: A mapping from queue to keys, as for :func:`signing_keys`, or this mapping as a JSON string; ``"*"``
-            stands for all other queues.
+    The payloads of a queue without keys are not encrypted.
     """
     return _parse_keys(_keys_by_queue, value, name)
 
@@ -778,11 +755,7 @@ SECRET_FILES: Final = ("broker_url", *_KEYS)
 
 
 class SecretKeys:
-    """Keys as the user wrote them; only :meth:`get_secret_value` shows them.
-
-    Args:
-        value: A string, list or dictionary with keys.
-    """
+    """Keys as the user wrote them; only :meth:`get_secret_value` shows them."""
 
     __slots__ = ("_value",)
 

@@ -32,10 +32,8 @@ __all__ = [
     "usable_cores",
 ]
 
-
 if sys.platform != "win32":
     import resource
-
 
 CHILD_MARK: Final = "BULLTASK_CHILD"
 """The environment variable that names the child of a worker that has started a program; empty for a program with a
@@ -45,21 +43,14 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def die_with_parent(signal_number: int, parent_pid: int) -> bool:
-    """Have ``signal_number`` sent to this process when its parent dies.
+    """Have ``signal_number`` sent to this process when its parent dies; return False if that is not possible.
 
     On Linux, the kernel sends it. Elsewhere, a thread of this process does, when it reads the end of the parent's
     :func:`life_line`; code that holds the GIL delays it.
 
     Call this immediately after the fork; a child does not inherit the setting. The kernel watches the parent's *thread*
-    that forked: if that thread exits, its children receive the signal.
-
-    Args:
-        signal_number: Usually ``SIGKILL`` or ``SIGTERM``.
-        parent_pid: ``os.getpid()`` of the parent, taken before the fork. If the parent died between the fork and this
-            call, the signal is sent immediately.
-
-    Returns:
-        False if that is not possible.
+    that forked: if that thread exits, its children receive the signal. If the parent, whose pid was taken before the
+    fork, died before this call, the signal is sent immediately.
     """
     if sys.platform != "linux":
         return _watch_life_line(signal_number)
@@ -112,11 +103,7 @@ def _watch_life_line(signal_number: int) -> bool:
 def anonymous_file(name: str) -> int:
     """Return a descriptor of a file without a name in the file system, which spawned children can share.
 
-    Args:
-        name: Shown in ``/proc/PID/fd``, on Linux.
-
-    Raises:
-        OSError: No file can be created.
+    On Linux, ``/proc/PID/fd`` shows ``name``.
     """
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name)
@@ -189,10 +176,6 @@ def exit_if_forked(pid: int, raised: BaseException | None = None) -> None:
 
     The exit code is the one that Python would use after ``raised``. Nothing is flushed and no ``atexit`` handler runs,
     because the buffers and handlers are copies from process ``pid``.
-
-    Args:
-        pid: The process that called the user code.
-        raised: The exception that the user code raised.
     """
     if os.getpid() == pid:
         return
@@ -212,13 +195,10 @@ _PAGE_KIB: Final = mmap.PAGESIZE // 1024
 
 
 def memory_kib(pid: int | None = None) -> int:
-    """Return the resident memory (RSS) of this process, or of process ``pid``, in KiB.
+    """Return the resident memory (RSS) of this process, or of process ``pid``, in KiB; ``OSError``: it has exited.
 
-    Memory that a process shares with others counts, such as the pages of a fork that neither process has changed.
-    On systems without ``/proc``, it is the maximum so far for this process, and 0 for any other process; on Windows 0.
-
-    Raises:
-        OSError: The process has exited.
+    Memory that a process shares with others counts, such as the pages of a fork that neither process has changed. On
+    systems without ``/proc``, it is the maximum so far for this process, and 0 for any other process; on Windows 0.
     """
     if os.path.exists(_STATM.format("self")):  # noqa: PTH110 - ten times as fast as Path, for every job
         with open(_STATM.format(pid or "self"), "rb") as statm:  # noqa: PTH123 - the same
@@ -234,9 +214,6 @@ def stop_signals(*, hangup: bool = False) -> Iterator[Callable[[], object]]:
     """Block the signals that stop a program, and yield a function that waits for one of them.
 
     Threads that are started in the block inherit the mask, so that the signal reaches the function.
-
-    Args:
-        hangup: Whether ``SIGHUP`` stops the program, too.
     """
     if sys.platform == "win32":  # no masks there
         stopped = threading.Event()

@@ -9,8 +9,8 @@ Precedence, highest first:
 5. ``[tool.bulltask]`` in pyproject.toml;
 6. the defaults (:mod:`bulltask.config.config`).
 
-An unknown name raises an error that suggests a similar one. For one of Celery's names, the error says what to use
-instead.
+An unknown name or an invalid value raises ``ConfigError``. It suggests a similar name, or, for one of Celery's names,
+says what to use instead.
 """
 
 from __future__ import annotations
@@ -54,6 +54,11 @@ _EAGER: Final = ("task_always_eager", "task_eager_propagates")
 _SWITCHES: Final = (*_EAGER, "task_allow_error_cb_on_chord_header")
 """Settings that can be changed at any time, because they apply only to the process that sends."""
 
+_STATE: Final = frozenset(
+    "_project _values _file _overrides _frozen _app _when_frozen _when_switched _used _celery_url".split()
+)
+"""Attributes of :class:`Settings` that are not settings."""
+
 
 class Settings(SettingTypes):
     """The mutable settings of an app, by their public names: ``app.conf.lock_duration = 60``.
@@ -61,32 +66,20 @@ class Settings(SettingTypes):
     Every assignment is validated immediately. The settings are frozen when the app first uses them, for example to send
     a job, or when a worker starts. A later change would apply to only some processes, because children are forks. Only
     eager mode can be switched on and off at any time, as tests do, and ``task_allow_error_cb_on_chord_header``.
-
-    Raises:
-        ConfigError: A setting of the app, the environment, pyproject.toml or the ``--config`` file is invalid.
     """
-
-    _project: dict[str, object]
-    _values: dict[str, object]
-    _file: dict[str, object]
-    _overrides: dict[str, object]
-    _celery_url: SecretUrl | None
-    _frozen: Config | None
-    _when_switched: Callable[[], None]
-    _used: set[str]
-    _app: str
-    _when_frozen: list[Callable[[Config], None]]
 
     def __init__(self, given: Mapping[str, object], environ: Mapping[str, str] | None = None) -> None:
         environ = os.environ if environ is None else environ
-        for layer in ("_project", "_values", "_file", "_overrides"):
-            object.__setattr__(self, layer, {})
-        object.__setattr__(self, "_frozen", None)
-        object.__setattr__(self, "_app", "")
-        object.__setattr__(self, "_when_frozen", [])
-        object.__setattr__(self, "_when_switched", lambda: None)
-        object.__setattr__(self, "_used", set())
-        object.__setattr__(self, "_celery_url", secret_url(environ.get(_CELERY_URL) or None))
+        self._project: dict[str, object] = {}
+        self._values: dict[str, object] = {}
+        self._file: dict[str, object] = {}
+        self._overrides: dict[str, object] = {}
+        self._frozen: Config | None = None
+        self._app = ""
+        self._when_frozen: list[Callable[[Config], object]] = []
+        self._when_switched: Callable[[], None] = lambda: None
+        self._used: set[str] = set()
+        self._celery_url = secret_url(environ.get(_CELERY_URL) or None)
         given, config, variables = wrap_secrets(given), environ.get(CONFIG_VARIABLE), _environment(environ)
         del environ  # it contains the URL with its password, and an error can show local variables
         path, found = read_project_file()
@@ -145,8 +138,7 @@ class Settings(SettingTypes):
             config = self._build()
             for call in self._when_frozen:
                 call(config)
-            object.__setattr__(self, "_frozen", config)
-        assert self._frozen is not None
+            self._frozen = config
         return self._frozen
 
     def freeze_one(self, name: str) -> Any:
@@ -160,15 +152,15 @@ class Settings(SettingTypes):
 
     def name_app(self, name: str) -> None:
         """Set the name of the app, which its jobs contain."""
-        object.__setattr__(self, "_app", name)
+        self._app = name
 
-    def when_frozen(self, call: Callable[[Config], None]) -> None:
+    def when_frozen(self, call: Callable[[Config], object]) -> None:
         """Register a function to call just before the settings are frozen; if it raises, they are not frozen."""
         self._when_frozen.append(call)
 
     def when_switched(self, call: Callable[[], None]) -> None:
         """Set the function to call when eager mode is switched on or off after the settings were frozen."""
-        object.__setattr__(self, "_when_switched", call)
+        self._when_switched = call
 
     def _build(self) -> Config:
         given = self._given()
@@ -206,13 +198,16 @@ class Settings(SettingTypes):
         parsed = SETTINGS[setting].parse(value, label or name)
         layer[setting] = value
         if self._frozen is not None:
-            object.__setattr__(self, "_frozen", replace(self._frozen, **{SETTINGS[setting].field: parsed}))
+            self._frozen = replace(self._frozen, **{SETTINGS[setting].field: parsed})
             if setting in _EAGER:
                 self._when_switched()
 
     if not TYPE_CHECKING:  # type checkers know the settings' types, and would accept any name
 
         def __setattr__(self, name: str, value: object) -> None:
+            if name in _STATE:
+                object.__setattr__(self, name, value)
+                return
             value = wrap_secrets({name: value})[name]
             self._set(self._values, name, value)
 
@@ -267,13 +262,7 @@ _REMOVED_ARGUMENTS: Final = {
 def resolve(name: str, value: object, label: str) -> str | None:
     """Return the setting to which a value applies; if the value has no effect, warn and return ``None``.
 
-    Args:
-        name: The name of a setting, bulltask's or Celery's.
-        value: Its value.
-        label: The name as the user wrote it, such as ``CELERY_TASK_SERIALIZER``.
-
-    Raises:
-        ConfigError: The name is unknown, or it is one of Celery's settings that must not be ignored.
+    ``label`` is the name as the user wrote it, such as ``CELERY_TASK_SERIALIZER``.
     """
     if name in SETTINGS:
         return name
@@ -334,11 +323,7 @@ def constructor_settings(broker_url: SecretUrl | None, given: Mapping[str, objec
 
 
 def check_same_meaning(found: Mapping[str, tuple[str, Any]]) -> None:
-    """Reject values that have a different meaning in Celery.
-
-    Raises:
-        ConfigError: ``result_expires`` is 0, which keeps results forever in Celery, but not at all in bulltask.
-    """
+    """Reject ``result_expires`` of 0, which keeps results forever in Celery, but not at all in bulltask."""
     for label, (name, value) in found.items():
         if name == "result_expires" and value in (0, timedelta(0)) and value is not None:
             raise ConfigError(
@@ -362,10 +347,6 @@ def read_object(source: object, namespace: str | None = None) -> dict[str, tuple
             ``pkg.module:attribute``.
         namespace: Take only names that begin with this and ``_``, in the same case: ``CELERY`` takes
             ``CELERY_BROKER_URL``. Without it, all lower-case names are taken.
-
-    Raises:
-        ConfigError: The object does not exist, or a name is an old Celery name.
-        ImportError: A module does not exist.
     """
     given = _load(source) if isinstance(source, str) else source
     if namespace:
@@ -393,11 +374,7 @@ def read_object(source: object, namespace: str | None = None) -> dict[str, tuple
 
 
 def read_config(name: str) -> dict[str, tuple[str, Any]]:
-    """Return the settings of ``--config``: from a TOML file (``*.toml``), or from a module.
-
-    Raises:
-        ConfigError: The file or module cannot be read.
-    """
+    """Return the settings of ``--config``: from a TOML file (``*.toml``), or from a module."""
     if name.endswith(".toml"):
         return _read_toml(Path(name), required=True)
     try:
@@ -465,11 +442,7 @@ def _value(source: object, name: str) -> Any:
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings in the environment; secrets may come from files.
-
-    Raises:
-        ConfigError: A file cannot be read.
-    """
+    """Return the settings in the environment; secrets may come from files."""
     names = {ENV_PREFIX + name.upper(): name for name in SETTINGS}
     settings = wrap_secrets({names[variable]: text for variable, text in environ.items() if variable in names})
     for name, variable in FILE_VARIABLES.items():

@@ -1,8 +1,8 @@
 """The broker's URL: how it is hidden in logs and errors, checked, and supplied with a password that changes.
 
 bulltask holds the URL as a :class:`SecretUrl`, the parser :func:`url` checks it before anything connects, and
-:class:`Credentials` is the setting ``broker_credential_provider``. The functions ``redact_…`` hide the passwords in
-texts from elsewhere.
+:class:`Credentials` is the setting ``broker_credential_provider``. An invalid setting raises ``ConfigError``. The
+functions ``redact_…`` hide the passwords in texts from elsewhere.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ __all__ = [
     "tls_options",
     "url",
 ]
-
 
 HIDDEN = "***"
 _SECRET_OPTION = re.compile(r"pass|pwd|secret|token|credential", re.IGNORECASE)
@@ -91,11 +90,7 @@ class _RevealedUrl(str):
 
 
 class SecretUrl:
-    """A server's URL that never shows its password, not even in a debugger or in Sentry.
-
-    Args:
-        url: The URL as the user wrote it.
-    """
+    """A server's URL that never shows its password, not even in a debugger or in Sentry."""
 
     __slots__ = ("_shown", "_url")
 
@@ -259,10 +254,8 @@ def redact_url(url: str) -> str:
     """Return ``url`` with ``***`` for every password in it; the user, host and database stay readable.
 
     It never raises. It also hides a password with an unescaped ``/``, ``@``, ``?`` or ``#``, which makes the URL
-    invalid. When in doubt, it hides too much rather than too little.
-
-    Args:
-        url: A broker URL, valid or not, with or without a scheme; or several, separated by commas or semicolons.
+    invalid. When in doubt, it hides too much rather than too little. ``url`` need not have a scheme, and may be several
+    URLs, separated by commas or semicolons.
     """
     scheme, separator, rest = url.partition("://")
     if not _SCHEME.fullmatch(scheme):  # not a scheme: it is part of the password
@@ -281,9 +274,8 @@ def redact_url(url: str) -> str:
 def redact_text(text: str, *, json: bool = False) -> str:
     """Return ``text`` with the passwords of all URLs in it redacted, as by :func:`redact_url`.
 
-    Args:
-        text: An error, a traceback, a log line; without a URL in it the call takes a tenth of a microsecond.
-        json: A quote ends a URL, so that a line of JSON stays valid; elsewhere, a password may contain quotes.
+    Without a URL in the text, the call takes a tenth of a microsecond. With ``json``, a quote ends a URL, so that a
+    line of JSON stays valid; elsewhere, a password may contain quotes.
     """
     if "://" not in text:
         return text
@@ -311,7 +303,7 @@ def _redact_option(option: str) -> str:
     return f"{name}={HIDDEN}" if equals and _SECRET_OPTION.search(unquote(name)) else option
 
 
-# The parser of ``broker_url``: checks a URL before anything connects, because redis-py ignores most mistakes.
+# ---- the parser of ``broker_url``: checks a URL before anything connects, because redis-py ignores most mistakes -----
 
 
 URL_SCHEMES: Final = (
@@ -333,11 +325,7 @@ _SERVICE_PATH: Final = re.compile(r"/[A-Za-z0-9._-]+(/(\d+/?)?)?", re.ASCII)
 
 
 def url(value: Any, name: str) -> SecretUrl:
-    """Return the URL of a server; its password appears neither in messages nor in the value's ``repr``.
-
-    Raises:
-        ConfigError: The value is invalid; ``name`` identifies it in the message.
-    """
+    """Return the URL of a server; its password appears neither in messages nor in the value's ``repr``."""
     value = SecretUrl(value) if isinstance(value, str) else value
     if isinstance(value, SecretUrl) and value.scheme == "sentinel":
         raise ConfigError(_celery_sentinels(value, name))
@@ -482,8 +470,7 @@ class Credentials:
     def read(self, user: str) -> tuple[str, ...]:
         """Return the arguments of ``AUTH``: a password, or a user and a password.
 
-        Args:
-            user: The user in the URL, for a source that returns only a password; ``""`` if there is none.
+        ``user`` is that of the URL, for a source that returns only a password; ``""`` if there is none.
 
         Raises:
             ConfigError: The source cannot be imported.
@@ -511,11 +498,7 @@ class Credentials:
 
 
 def credential_provider(value: Any, name: str) -> Credentials:
-    """Return the credentials in a setting.
-
-    Raises:
-        ConfigError: The value is invalid; ``name`` identifies it in the message, which does not show it.
-    """
+    """Return the credentials in a setting; errors do not show the value."""
     if isinstance(value, str):
         is_valid = bool(_NAME.fullmatch(value)) or (value.startswith(_FILE) and _path(value).is_absolute())
     else:

@@ -124,12 +124,7 @@ class Listeners:
         self._listeners.append((kind, _wrap(listener)))
 
     def attach(self, bus: Bus, *, is_final: bool = True) -> None:
-        """Subscribe all listeners to a child's bus; call it in the child.
-
-        Args:
-            bus: The bus.
-            is_final: Whether adding another listener afterwards raises an error.
-        """
+        """Subscribe all listeners to a child's bus; if this is final, no other can be added afterwards."""
         self._attached = is_final
         for kind, listener in self._listeners:
             bus.subscribe(kind, listener)

@@ -94,9 +94,6 @@ class MetricsMemory:
             their names, so that a new limit need not be declared again.
         fd: A descriptor from :func:`bulltask.config.process.anonymous_file`, which spawned children need; an empty file
             is enlarged. ``None`` for anonymous memory.
-
-    Raises:
-        ValueError: ``blocks`` is 0, a queue is given twice, or the file has the wrong size.
     """
 
     def __init__(self, queues: Sequence[str], blocks: int, child_limits: type[IntEnum], fd: int | None = None) -> None:
@@ -117,11 +114,7 @@ class MetricsMemory:
         self._cells: memoryview[float] = memoryview(mmap.mmap(-1 if fd is None else fd, size)).cast("d")
 
     def block(self, number: int) -> MetricsBlock:
-        """Return block ``number``: 0 is the supervisor's, ``index + 1`` belongs to the child with that index.
-
-        Raises:
-            IndexError: The memory was created for fewer processes.
-        """
+        """Return block ``number``: 0 is the supervisor's, ``index + 1`` belongs to the child with that index."""
         if not 0 <= number < self.blocks:
             raise IndexError(f"the metrics have {self.blocks} blocks, so there is no block {number}")
         start = number * self._block_cells
@@ -224,15 +217,7 @@ class MetricsBlock:
 
 
 class MetricsListener:
-    """Counts the events of one process, as they are declared.
-
-    Args:
-        block: The block of this process.
-        queues: The queues whose events this process will emit.
-
-    Raises:
-        ValueError: A queue has no cells in the block.
-    """
+    """Counts the events of one process, as they are declared; ``queues`` are those whose events it will emit."""
 
     def __init__(self, block: MetricsBlock, queues: Sequence[str]) -> None:
         if missing := set(queues) - set(block.queues):
@@ -260,5 +245,5 @@ def _is_running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        pass  # another user's
     return True

@@ -1,7 +1,8 @@
 """Code of an app that runs around its jobs: middleware, receivers of signals, and the lifespan of its children.
 
 :class:`Middleware` is what users write; :class:`SendHooks` calls it in the process that sends, and
-``bulltask.worker.run_hooks`` in the child that runs the job. A hook that fails affects nothing else.
+``bulltask.worker.run_hooks`` in the child that runs the job. A hook that cannot be called raises ``ConfigError`` when
+it is added; a hook that fails affects nothing else.
 """
 
 from __future__ import annotations
@@ -28,9 +29,6 @@ from bulltask.observe.signals import PUBLISH_SIGNALS, Signal, after_task_publish
 from bulltask.registry.request import Request
 
 __all__ = ["Middleware", "OutgoingJob"]
-
-
-# ---- ``Middleware``: code that runs before and after every send and every run of an app's jobs -----------------------
 
 
 _SEND: Final = ("before_send", "after_send", "abefore_send", "aafter_send")
@@ -92,24 +90,14 @@ class Middleware:
 
 
 class MiddlewareList:
-    """An app's middleware, in order.
-
-    Attributes:
-        sending: The middleware with a method for sending.
-        running: The middleware with a method for running.
-    """
+    """An app's middleware, in order: those with a method for sending, and those with one for running."""
 
     def __init__(self) -> None:
         self.sending: tuple[Middleware, ...] = ()
         self.running: tuple[Middleware, ...] = ()
 
     def add(self, middleware: object) -> None:
-        """Add middleware.
-
-        Raises:
-            ConfigError: It is not an instance of :class:`Middleware`, or has an ``async def`` where a plain method is
-                needed, or the reverse.
-        """
+        """Add middleware, whose methods must be async where their names say so, and only there."""
         if not isinstance(middleware, Middleware):
             raise ConfigError(f"middleware must be an instance of bulltask.Middleware, not {middleware!r:.200}")
         kind = type(middleware)
@@ -131,9 +119,6 @@ class MiddlewareList:
 
 def _overrides(kind: type[Middleware], names: tuple[str, ...]) -> bool:
     return any(getattr(kind, name) is not getattr(Middleware, name) for name in names)
-
-
-# ---- ``OutgoingJob``: a job as hooks see it while it is being sent ---------------------------------------------------
 
 
 @dataclass(slots=True, kw_only=True)
@@ -196,13 +181,9 @@ MAY_END_ATTEMPT: Final = (Interrupt, asyncio.CancelledError)
 
 
 def call_hook(hook: Callable[..., Any], on: str, *args: Any, passes: tuple[type[BaseException], ...] = ()) -> None:
-    """Call a hook, and log what it raises, including ``SystemExit``. A process that the hook forks exits.
+    """Call a hook, and log what it raises, including ``SystemExit``, except ``passes``. A process that it forks exits.
 
-    Args:
-        hook: The hook.
-        on: What it is called for, for the log line.
-        args: The arguments.
-        passes: Exception classes that are re-raised instead of logged.
+    ``on`` names what it is called for, in the log line.
     """
     pid, raised = os.getpid(), None
     try:
@@ -225,14 +206,7 @@ async def acall_hook(
 
 
 def send_signal(signal: Signal, sender: Any, passes: tuple[type[BaseException], ...] = (), **named: Any) -> None:
-    """:func:`call_hook` for every receiver of a signal.
-
-    Args:
-        signal: The signal.
-        sender: Its sender.
-        passes: As for :func:`call_hook`.
-        named: The other arguments of the receivers.
-    """
+    """:func:`call_hook` for every receiver of a signal; ``named`` are its other arguments."""
     for receiver in signal.receivers(sender):
         if signal.is_async and inspect.iscoroutinefunction(receiver):
             continue  # see asend_signal()
@@ -263,22 +237,11 @@ def _handle(
     report_failure(hook, on, raised)
 
 
-# ---- calls the hooks around a send: middleware, and ``before_task_publish`` and ``after_task_publish`` ---------------
-
-
-_Send = Callable[[Sequence[NewJob]], list[str]]
-_AsyncSend = Callable[[Sequence[NewJob]], Awaitable[list[str]]]
-
-
 class SendHooks:
     """The hooks around an app's sends.
 
     The job is sent even if a hook raises an ``Exception``. If the headers that the hooks have set cannot be stored, the
     job is sent with the sender's headers.
-
-    Args:
-        middleware: The app's middleware.
-        config: Returns the app's settings.
     """
 
     def __init__(self, middleware: MiddlewareList, config: Callable[[], Config]) -> None:
@@ -290,10 +253,9 @@ class SendHooks:
         """Whether there is any hook."""
         return PUBLISH_SIGNALS.active or bool(self._middleware.sending)
 
-    def send(self, jobs: Sequence[NewJob], send: _Send) -> list[str]:
+    def send(self, jobs: Sequence[NewJob], send: Callable[[Sequence[NewJob]], list[str]]) -> list[str]:
         """Send ``jobs`` with ``send``, and call the hooks before and after it; return their ids."""
-        payloads = PayloadCodec(self._config())
-        outgoing = [OutgoingJob.of(job, payloads) for job in jobs]
+        outgoing = self._outgoing(jobs)
         for job in outgoing:
             for one in self._middleware.sending:
                 _call(one.before_send, job)
@@ -314,8 +276,7 @@ class SendHooks:
         self, jobs: Sequence[NewJob], send: Callable[[Sequence[NewJob]], Awaitable[list[str]]]
     ) -> list[str]:
         """:meth:`send` for asyncio."""
-        payloads = PayloadCodec(self._config())
-        outgoing = [OutgoingJob.of(job, payloads) for job in jobs]
+        outgoing = self._outgoing(jobs)
         for job in outgoing:
             for one in self._middleware.sending:
                 await _acall(one.abefore_send, job)
@@ -362,6 +323,10 @@ class SendHooks:
 
         await self.asend([one.job for one in planned], send_changed)
 
+    def _outgoing(self, jobs: Sequence[NewJob]) -> list[OutgoingJob]:
+        payloads = PayloadCodec(self._config())
+        return [OutgoingJob.of(job, payloads) for job in jobs]
+
     def _after(self, outgoing: Sequence[OutgoingJob]) -> list[tuple[Middleware, OutgoingJob]]:
         return [(one, job) for job in outgoing for one in reversed(self._middleware.sending)]
 
@@ -369,8 +334,8 @@ class SendHooks:
         """Send ``before_task_publish``, and return the job with the headers of all hooks."""
         if before_task_publish.receivers(outgoing.task):
             message = _message(outgoing)
-            more = {"properties": _properties(outgoing.job), "declare": [], "retry_policy": {}}
-            before_task_publish.send(outgoing.task, **message, **more)
+            properties = {"correlation_id": outgoing.id, "priority": outgoing.job.options.priority}
+            before_task_publish.send(outgoing.task, **message, properties=properties, declare=[], retry_policy={})
             own = {"id": outgoing.id, "task": outgoing.task}
             headers: dict[Any, Any] = message["headers"]
             outgoing.headers = {name: value for name, value in headers.items() if own.get(name) != value}
@@ -416,10 +381,6 @@ def _message(outgoing: OutgoingJob) -> dict[str, Any]:
     return {"body": outgoing.body, "exchange": "", "routing_key": outgoing.queue, "headers": headers}
 
 
-def _properties(job: NewJob) -> dict[str, Any]:
-    return {"correlation_id": job.id, "priority": job.options.priority}
-
-
 def _call(hook: Callable[..., Any], *args: Any) -> None:
     try:
         hook(*args)
@@ -432,9 +393,6 @@ async def _acall(hook: Callable[..., Awaitable[Any]], *args: Any) -> None:
         await hook(*args)
     except Exception as exc:  # noqa: BLE001 - see SendHooks
         report_failure(hook, getattr(hook, "__name__", ""), exc)
-
-
-# ---- ``DjangoConnections``: closes database connections around a task as Django does around a request ----------------
 
 
 class DjangoConnections(Middleware):
@@ -470,16 +428,12 @@ class DjangoConnections(Middleware):
         await _in_django_thread(_clean_up, lambda: self._async_runs == 0)
 
 
-def _always() -> bool:
-    return True
-
-
-def _prepare(can_close_old: Callable[[], bool] = _always) -> None:
+def _prepare(can_close_old: Callable[[], bool] = lambda: True) -> None:
     _close_unusable(can_close_old)
     import_module("django.db").reset_queries()
 
 
-def _clean_up(can_close_old: Callable[[], bool] = _always) -> None:
+def _clean_up(can_close_old: Callable[[], bool] = lambda: True) -> None:
     _close_unusable(can_close_old)
     import_module("django.core.cache").caches.close_all()
 
@@ -498,19 +452,12 @@ async def _in_django_thread(function: Callable[..., None], *args: Any) -> None:
     await import_module("asgiref.sync").sync_to_async(function)(*args)
 
 
-# ---- the lifespan of an app: what its tasks share while a child runs, on the event loop of its async tasks -----------
-
-
 LifespanFunction = Callable[[], AsyncIterator[Any] | AbstractAsyncContextManager[Any]]
 """An async generator function, or a function that returns an async context manager, without arguments."""
 
 
 class Lifespan:
-    """The context manager that an app has registered with ``@app.lifespan``, if any.
-
-    Attributes:
-        state: What it has yielded in this process.
-    """
+    """The context manager that an app has registered with ``@app.lifespan``, if any, and what it has yielded."""
 
     def __init__(self) -> None:
         self._function: LifespanFunction | None = None
@@ -524,11 +471,7 @@ class Lifespan:
         return self._function is not None
 
     def define(self, function: LifespanFunction) -> None:
-        """Register the function.
-
-        Raises:
-            ConfigError: There is one already, or this is not a function without arguments.
-        """
+        """Register the function, which must have no arguments; an app has one lifespan."""
         name = getattr(function, "__qualname__", repr(function))
         if self._function is not None:
             other = getattr(self._function, "__qualname__", repr(self._function))
@@ -547,9 +490,7 @@ class Lifespan:
     async def live(self, failed: Callable[[BaseException], None], entered: Callable[[], Awaitable[None]]) -> None:
         """Enter the context manager, and leave it after :meth:`leave`, in the same asyncio task.
 
-        Args:
-            failed: Called with what it raises when it is entered.
-            entered: Called when it has been entered.
+        ``failed`` is called with what it raises when it is entered, ``entered`` when it has been entered.
         """
         function, has_entered = self._function, False
         assert function is not None

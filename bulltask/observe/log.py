@@ -26,6 +26,7 @@ from typing import Any, Final, TextIO, cast
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
+from bulltask.config.config import LOG_LEVELS
 from bulltask.config.process import anonymous_file
 from bulltask.config.urls import redact_text
 from bulltask.jobs.clock import mono_s
@@ -43,13 +44,6 @@ __all__ = ["NAME_CHARS", "LineWriter", "LogListener", "configure", "configure_lo
 
 NAME_CHARS: Final = 200
 RESULT_CHARS: Final = 200
-LEVELS: Final = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-    "critical": logging.CRITICAL,
-}
 
 
 def worker_id(name: str = "") -> str:
@@ -59,24 +53,14 @@ def worker_id(name: str = "") -> str:
 
 
 def configure_logging(*, level: str, worker_id: str) -> FilteringBoundLogger:
-    """Configure logging as :func:`bulltask.observe.log.configure` does, unless ``setup_logging`` has a receiver.
+    """Configure logging as :func:`configure` does, unless ``setup_logging`` has a receiver; return bulltask's logger.
 
     If it has, bulltask configures nothing, and its own lines are records of the logger ``bulltask.worker``, which the
     app's configuration formats. If every receiver raises, bulltask configures logging after all.
-
-    Args:
-        level: As for ``configure``.
-        worker_id: Added to every line of bulltask.
-
-    Returns:
-        The logger for bulltask's lines.
-
-    Raises:
-        ConfigError: The level does not exist.
     """
     if not setup_logging.has_listeners():
         return configure(level=level, worker_id=worker_id)
-    number, colorize = level_number(level), sys.stderr.isatty()
+    number, colorize = _level_number(level), sys.stderr.isatty()
     responses = setup_logging.send(None, loglevel=number, logfile=None, format=None, colorize=colorize)
     if all(isinstance(response, Exception) for _, response in responses):
         return configure(level=level, worker_id=worker_id)
@@ -104,24 +88,19 @@ def configure(
     """Set up logging for this process and the children that it forks; call it once, before the first fork.
 
     This also sets structlog's global configuration, unless the app has already done so, so that
-    ``structlog.get_logger()`` in a task writes the same lines.
+    ``structlog.get_logger()`` in a task writes the same lines. The returned logger, for bulltask's lines, does not
+    depend on that configuration.
 
     Args:
         level: ``debug``, ``info``, ``warning``, ``error`` or ``critical``; case does not matter.
         worker_id: Added to every line; ``None`` outside a worker.
-        json: True for JSON lines, False for text; by default JSON unless ``stream`` is a terminal. Colors are used
-            only on a terminal, and not if ``NO_COLOR`` is set.
+        json: True for JSON lines, False for text; by default JSON unless ``stream`` is a terminal. Colors are used only
+            on a terminal, and not if ``NO_COLOR`` is set.
         stream: Where lines are written, by default ``sys.stderr``.
         hijack_root: Whether to write the records of the standard library's ``logging``. True: write them, and replace
             the app's handlers. False: do not. ``None`` (default): write them if the root logger has no handler.
-
-    Returns:
-        The logger for bulltask's lines; it does not depend on the global configuration.
-
-    Raises:
-        ConfigError: The level does not exist.
     """
-    number = level_number(level)
+    number = _level_number(level)
     out = stream if stream is not None else sys.stderr
     terminal = out.isatty()
     as_json = not terminal if json is None else json
@@ -148,16 +127,10 @@ def configure(
     return cast("FilteringBoundLogger", logger.bind())
 
 
-def level_number(level: str) -> int:
-    """Return the standard library's number of a level.
-
-    Raises:
-        ConfigError: The level does not exist.
-    """
-    number = LEVELS.get(level.lower())
-    if number is None:
-        raise ConfigError(f"invalid log level {level!r}: use one of {', '.join(LEVELS)}")
-    return number
+def _level_number(level: str) -> int:
+    if level.lower() not in LOG_LEVELS:
+        raise ConfigError(f"invalid log level {level!r}: use one of {', '.join(LOG_LEVELS)}")
+    return logging.getLevelNamesMapping()[level.upper()]
 
 
 # ---- events ----------------------------------------------------------------------------------------------------------
@@ -169,12 +142,7 @@ _REPR.maxlist = _REPR.maxtuple = _REPR.maxdict = _REPR.maxset = _REPR.maxfrozens
 
 
 class LogListener:
-    """Writes the log lines of one process.
-
-    Args:
-        log: The logger from ``bulltask.observe.log.configure``.
-        encrypts: Whether a queue's payloads are encrypted, so that results are not logged; ``None``: no queue's are.
-    """
+    """Writes the log lines of one process; ``encrypts`` says of which queues no results are logged."""
 
     def __init__(self, log: FilteringBoundLogger, encrypts: Callable[[str], bool] | None = None) -> None:
         self._log = log
@@ -486,18 +454,15 @@ class LineWriter:
     """Writes log lines that are never mixed with those of other processes, and never block the worker for long.
 
     A write of more than 4 KiB to a pipe may be mixed with other processes' lines, and in a container every traceback is
-    written to a pipe. Therefore, while a writer writes a line, it holds a lock that all forks share. It also removes
-    passwords from URLs.
+    written to a pipe. Therefore, while a writer writes a line, it holds a lock that all forks share: create it before
+    the fork. It also removes passwords from URLs.
 
     A reader that stops (``| less``, a stuck log shipper) would block the supervisor, which would renew no locks, and
     every running job would run twice. Therefore, a line waits for about a second at most; after that, it and the
     following lines are dropped until the reader continues. Then the writer first writes a line with the number of
-    dropped lines.
+    dropped lines, from ``dropped_line``.
 
-    Args:
-        stream: Where the lines are written. Its file descriptor is used if it has one (without buffering), its
-            ``write`` otherwise. Create the writer before the fork, so that the processes share the lock.
-        dropped_line: Returns the line that reports a number of dropped lines.
+    It writes to the stream's file descriptor if it has one (without buffering), else with the stream's ``write``.
     """
 
     timeout_ms = 1000

@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["MetricsCollector", "QueueLengths", "bind", "run_exporter"]
 
 
-# ---- the metrics -----------------------------------------------------------------------------------------------------
-
-
 QueueLengths = Callable[[], Mapping[str, Mapping[str, int]]]
 """Reads from Redis how many jobs each queue has in each state (``wait``, ``active``, …)."""
 
@@ -44,11 +41,8 @@ _BOUNDS = (*map(floatToGoString, BUCKETS), "+Inf")
 class MetricsCollector(Collector):
     """Collects the metrics of one scrape.
 
-    Args:
-        memory: The counters of this worker's processes.
-        worker_id: The label of ``bullmq_active_workers``.
-        queue_lengths: Called once per scrape, never by two threads at a time. If it raises, the scrape has no lengths
-            and reports the connection as lost.
+    ``queue_lengths`` is called once per scrape, never by two threads at a time. If it raises, the scrape has no lengths
+    and reports the connection as lost.
     """
 
     def __init__(self, memory: MetricsMemory, worker_id: str, queue_lengths: QueueLengths) -> None:
@@ -164,9 +158,7 @@ IGNORED_SIGNALS = (
 def bind(host: str, port: int) -> socket.socket:
     """Return a listening socket. Called before the fork, so that an invalid port prevents the worker from starting.
 
-    Args:
-        host: An address of this machine; ``""`` for all IPv4 addresses.
-        port: 0 lets the system choose one (see ``getsockname()``).
+    The host ``""`` means all IPv4 addresses, the port 0 lets the system choose one (see ``getsockname()``).
 
     Raises:
         ConfigError: The port is in use or not allowed, or the address does not belong to this machine.
@@ -191,10 +183,8 @@ def bind(host: str, port: int) -> socket.socket:
 def run_exporter(listener: socket.socket, collector: Collector, parent_pid: int) -> None:
     """Serve ``/metrics`` until SIGTERM or the parent's death. Runs in the forked process and does not return.
 
-    Args:
-        listener: The socket from `bind`. The parent closes its copy after the fork.
-        collector: The `MetricsCollector`; it opens its connections after the fork.
-        parent_pid: ``os.getpid()`` of the supervisor, read before the fork.
+    The parent closes its copy of the listener after the fork, and ``parent_pid`` was read before it. The collector
+    opens its connections after the fork.
     """
     _reset_signals()
     die_with_parent(signal.SIGKILL, parent_pid)

@@ -37,20 +37,13 @@ __all__ = [
 ]
 
 
-# ---- ``Signal``: functions that are called when something happens, as in Celery and Django ---------------------------
-
-
 Receiver = Callable[..., Any]
 """A function that accepts keyword arguments; its return value is ignored."""
 F = TypeVar("F", bound=Receiver)
 
 
 class ReceiverFlag:
-    """Whether any of a group of signals has a receiver: in one attribute, because it is read for every job.
-
-    Attributes:
-        active: True if at least one of them has a receiver.
-    """
+    """Whether any of a group of signals has a receiver: in one attribute, because it is read for every job."""
 
     __slots__ = ("_counts", "active")
 
@@ -78,10 +71,8 @@ class _Connection:
 class Signal:
     """A signal: connect functions to it, and it calls them.
 
-    Args:
-        name: Its name in log lines.
-        receiver_flag: The group that records whether it has receivers.
-        is_async: Whether its receivers may be coroutine functions, which only a worker awaits.
+    ``receiver_flag`` is the group that records whether it has receivers. With ``is_async``, they may be coroutine
+    functions, which only a worker awaits.
     """
 
     def __init__(self, name: str, receiver_flag: ReceiverFlag | None = None, *, is_async: bool = False) -> None:
@@ -167,8 +158,7 @@ class Signal:
     def send(self, sender: Any = None, **named: Any) -> list[tuple[Receiver, Any]]:
         """Call the receivers, each with ``signal``, ``sender`` and ``named``.
 
-        Returns:
-            Each receiver and what it returned, or the ``Exception`` that it raised, which was logged.
+        Each is returned with what it returned, or with the ``Exception`` that it raised, which was logged.
         """
         responses: list[tuple[Receiver, Any]] = []
         for receiver in self.receivers(sender):
@@ -228,9 +218,6 @@ def _check(receiver: object, signal: str, *, is_async: bool) -> None:
         raise ConfigError(f"{name}, a receiver of {signal}, must accept any keyword arguments: add **kwargs")
 
 
-# ---- logs the exceptions of hooks: receivers of signals, and methods of middleware -----------------------------------
-
-
 _logger = logging.getLogger("bulltask.hooks")
 _failures: Counter[tuple[str, str]] = Counter()
 
@@ -238,10 +225,7 @@ _failures: Counter[tuple[str, str]] = Counter()
 def report_failure(hook: Any, on: str, exc: BaseException) -> None:
     """Log the 1st, 2nd, 4th, 8th … failure of a hook, so that a broken hook does not flood the log.
 
-    Args:
-        hook: The function or method.
-        on: The signal's name, or the middleware's method.
-        exc: The exception that it raised.
+    ``on`` is the signal's name, or the middleware's method.
     """
     name = f"{getattr(hook, '__module__', '?')}.{getattr(hook, '__qualname__', type(hook).__name__)}"
     _failures[name, on] += 1
@@ -250,13 +234,13 @@ def report_failure(hook: Any, on: str, exc: BaseException) -> None:
         _logger.error("Hook failed", extra={"hook": name, "on": on, "failures": count}, exc_info=exc)
 
 
-# The signals. The comment of each lists its sender, its keyword arguments, and where its receivers are called.
+# ---- the signals: the text below each has its sender, its keyword arguments, and where its receivers are called ------
 
 
 PUBLISH_SIGNALS: Final = ReceiverFlag()
 TASK_SIGNALS: Final = ReceiverFlag()
 
-# ---- sending: in the process that sends; the sender is the task's name -----------------------------------------------
+# Sending: in the process that sends; the sender is the task's name.
 
 before_task_publish: Final = Signal("before_task_publish", PUBLISH_SIGNALS)
 """Before a job is sent: ``body``, ``exchange``, ``routing_key``, ``headers``, ``properties``, ``declare``,
@@ -265,7 +249,7 @@ before_task_publish: Final = Signal("before_task_publish", PUBLISH_SIGNALS)
 after_task_publish: Final = Signal("after_task_publish", PUBLISH_SIGNALS)
 """After Redis has stored a job: ``body``, ``exchange``, ``routing_key``, ``headers``."""
 
-# ---- running: in the child that runs the job, in the task's context; the sender is the task --------------------------
+# Running: in the child that runs the job, in the task's context; the sender is the task.
 
 task_received: Final = Signal("task_received", TASK_SIGNALS)
 """Directly before ``task_prerun``, because a worker takes a job only when it can run it: ``request``."""
@@ -289,7 +273,7 @@ task_retry: Final = Signal("task_retry", TASK_SIGNALS)
 task_revoked: Final = Signal("task_revoked", TASK_SIGNALS)
 """After a running job was revoked, or an expired one failed: ``request``, ``terminated``, ``signum``, ``expired``."""
 
-# ---- a worker's processes --------------------------------------------------------------------------------------------
+# A worker's processes.
 
 worker_init: Final = Signal("worker_init")
 """Before a worker starts, in its supervisor. The sender has ``hostname`` and ``app``."""
