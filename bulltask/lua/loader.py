@@ -26,11 +26,8 @@ class Script:
 
     Attributes:
         name: The name without the key count, for instance ``moveToActive``.
-        key_count: The number of keys that the script takes.
-        source: The Lua code.
         sha: The SHA-1 of the source in hex, which identifies the script in Redis' cache (``EVALSHA``).
-        by_sha: The command that runs the script by its hash.
-        by_source: The command that runs the script by its source.
+        by_sha, by_source: The commands that run the script by its hash, and by its source.
     """
 
     name: str
@@ -50,33 +47,21 @@ class Script:
 
 @cache
 def official_script(name: str) -> Script:
-    """Return one of BullMQ's scripts; the first call reads the file and checks it.
+    """Return one of BullMQ's scripts by its name (``"moveToActive"``); the first call reads the file and checks it.
 
-    Args:
-        name: BullMQ's name for the script, without the key count: ``"moveToActive"``.
-
-    Raises:
-        ScriptIntegrityError: The file is missing or altered, or the manifest has no script with that name.
+    ``ScriptIntegrityError``: the file is missing or altered, or the manifest has no script with that name.
     """
     return _load("official", name, _official_hashes(), "manifest.json", _FIX)
 
 
 @cache
 def bulltask_script(name: str) -> Script:
-    """Return one of bulltask's scripts, ``bulltask/lua/bulltask/NAME-N.lua`` with N keys; the first call checks it.
-
-    Raises:
-        ScriptIntegrityError: As in :func:`official_script`; the hashes are in ``bulltask_scripts.json``.
-    """
+    """Return one of bulltask's scripts, ``bulltask/lua/bulltask/NAME-N.lua`` with N keys; the first call checks it."""
     return _load("bulltask", name, _bulltask_hashes(), "bulltask_scripts.json", _FIX_BULLTASK)
 
 
 def all_scripts() -> list[Script]:
-    """Read and check all scripts of BullMQ and bulltask; later calls in this process do not read the files again.
-
-    Raises:
-        ScriptIntegrityError: As in :func:`official_script` and :func:`bulltask_script`.
-    """
+    """Read and check all scripts of BullMQ and bulltask; later calls in this process do not read the files again."""
     sources = ((official_script, _official_hashes()), (bulltask_script, _bulltask_hashes()))
     return [load(file_name.rpartition("-")[0]) for load, file_names in sources for file_name in sorted(file_names)]
 

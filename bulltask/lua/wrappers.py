@@ -15,10 +15,8 @@ from bulltask.lua.loader import Script, bulltask_script, official_script, sha1
 
 __all__ = [
     "add_once",
-    "collect_batch",
     "delay_incompatible",
-    "fetch_ahead",
-    "fetch_now",
+    "fetching",
     "outcome_scripts",
     "release_unstarted",
     "retry_failed",
@@ -31,7 +29,6 @@ __all__ = [
     "with_wakeup",
 ]
 
-
 _INNER_GUARDS: Final = {"moveToFinished": "retentionGuard", "moveStalledJobsToWait": "stalledGuard"}
 """The guards of BullMQ's scripts that have two; the other one is the outer one."""
 
@@ -40,55 +37,22 @@ _INNER_GUARDS: Final = {"moveToFinished": "retentionGuard", "moveStalledJobsToWa
 def add_once(name: str, *, deduplicated: bool = False) -> Script:
     """Return ``addOnce`` with one of BullMQ's add scripts, which it calls as ``add(KEYS, ARGV)``.
 
-    Args:
-        name: The name of BullMQ's script.
-        deduplicated: Insert that script with the guard for jobs that have a deduplication id.
-
-    Raises:
-        ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
+    With ``deduplicated``, that script has the guard for jobs that have a deduplication id.
     """
     add = with_guard(name, "deduplicationGuard") if deduplicated else official_script(name)
     return _combine(bulltask_script("addOnce"), add, b"add")
 
 
 @cache
-def collect_batch() -> Script:
-    """Return ``collectBatch`` with BullMQ's ``moveToActive`` and its guard, which it calls as ``fetch(KEYS, ARGV)``.
-
-    Raises:
-        ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
-    """
-    return _combine(bulltask_script("collectBatch"), with_guard("moveToActive", "promotionGuard"), b"fetch")
-
-
-@cache
 def delay_incompatible() -> Script:
-    """Return ``delayIncompatible`` with ``moveToDelayed``, which it calls as ``move(KEYS, ARGV)``.
-
-    Raises:
-        ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
-    """
+    """Return ``delayIncompatible`` with ``moveToDelayed``, which it calls as ``move(KEYS, ARGV)``."""
     return _combine(bulltask_script("delayIncompatible"), official_script("moveToDelayed"), b"move")
 
 
 @cache
-def fetch_ahead() -> Script:
-    """Return ``fetchAhead`` with BullMQ's ``moveToActive`` and its guard, which it calls as ``fetch(KEYS, ARGV)``.
-
-    Raises:
-        ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
-    """
-    return _combine(bulltask_script("fetchAhead"), with_guard("moveToActive", "promotionGuard"), b"fetch")
-
-
-@cache
-def fetch_now() -> Script:
-    """Return ``fetchNow`` with BullMQ's ``moveToActive`` and its guard, which it calls as ``fetch(KEYS, ARGV)``.
-
-    Raises:
-        ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
-    """
-    return _combine(bulltask_script("fetchNow"), with_guard("moveToActive", "promotionGuard"), b"fetch")
+def fetching(name: str) -> Script:
+    """Return one of bulltask's scripts with BullMQ's ``moveToActive`` and its guard, which it calls as ``fetch``."""
+    return _combine(bulltask_script(name), with_guard("moveToActive", "promotionGuard"), b"fetch")
 
 
 @cache
@@ -97,9 +61,6 @@ def outcome_scripts() -> Mapping[str, Script]:
 
     If a child dies before it has written an outcome, its supervisor has the call in packed form, with the script's
     hash. A server that has been started or promoted since may not have the script.
-
-    Raises:
-        ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
     """
     requested = [*map(official_script, ("moveToDelayed", "moveJobFromActiveToWait", "moveToWaitingChildren"))]
     moves = [
@@ -121,21 +82,13 @@ def outcome_scripts() -> Mapping[str, Script]:
 
 @cache
 def release_unstarted() -> Script:
-    """Return ``releaseUnstarted`` with ``moveJobFromActiveToWait``, which it calls as ``release(KEYS, ARGV)``.
-
-    Raises:
-        ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
-    """
+    """Return ``releaseUnstarted`` with ``moveJobFromActiveToWait``, which it calls as ``release(KEYS, ARGV)``."""
     return _combine(bulltask_script("releaseUnstarted"), official_script("moveJobFromActiveToWait"), b"release")
 
 
 @cache
 def with_delay(name: str) -> Script:
-    """Return one of bulltask's scripts with BullMQ's ``moveToDelayed``, which it calls as ``delay(KEYS, ARGV)``.
-
-    Raises:
-        ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
-    """
+    """Return one of bulltask's scripts with BullMQ's ``moveToDelayed``, which it calls as ``delay(KEYS, ARGV)``."""
     return _combine(bulltask_script(name), official_script("moveToDelayed"), b"delay")
 
 
@@ -143,12 +96,7 @@ def with_delay(name: str) -> Script:
 def with_finish(name: str, *, fan_out: bool = False) -> Script:
     """Return one of bulltask's scripts with BullMQ's ``moveToFinished``, which it calls as ``finish(KEYS, ARGV)``.
 
-    Args:
-        name: The name of bulltask's script.
-        fan_out: Insert ``finishFanOut`` instead, which also handles the dependents of a fan-out job.
-
-    Raises:
-        ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
+    With ``fan_out``, it calls ``finishFanOut`` instead, which also handles the dependents of a fan-out job.
     """
     finish = with_finish("finishFanOut") if fan_out else with_guard("moveToFinished", "retentionGuard")
     return _combine(bulltask_script(name), finish, b"finish")
@@ -159,9 +107,6 @@ def with_errbacks(finish: Script) -> Script:
     """Return ``finishWithErrbacks`` with a script that fails a job, and the scripts that add a job without a parent.
 
     It calls them as ``finish``, ``add_standard``, ``add_delayed`` and ``add_prioritized``, each with ``(KEYS, ARGV)``.
-
-    Raises:
-        ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
     """
     script = _combine(bulltask_script("finishWithErrbacks"), finish, b"finish")
     for kind in ("Standard", "Delayed", "Prioritized"):
@@ -174,14 +119,8 @@ def with_errbacks(finish: Script) -> Script:
 def with_guard(name: str, guard: str) -> Script:
     """Return one of BullMQ's scripts with a guard, which handles malformed jobs or limits what one call does.
 
-    The combined script keeps BullMQ's name.
-
-    Args:
-        name: BullMQ's script, which the guard calls as ``official(KEYS, ARGV)``.
-        guard: The name of bulltask's script.
-
-    Raises:
-        ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
+    The guard is one of bulltask's scripts, and calls BullMQ's as ``official(KEYS, ARGV)``. The combined script keeps
+    BullMQ's name.
     """
     inner = _INNER_GUARDS.get(name, guard)
     official = official_script(name) if inner == guard else with_guard(name, inner)
@@ -190,41 +129,25 @@ def with_guard(name: str, guard: str) -> Script:
 
 @cache
 def retry_failed() -> Script:
-    """Return ``retryFailed`` with BullMQ's ``moveJobsToWait``, which it calls as ``retry(KEYS, ARGV)``.
-
-    Raises:
-        ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
-    """
+    """Return ``retryFailed`` with BullMQ's ``moveJobsToWait``, which it calls as ``retry(KEYS, ARGV)``."""
     return _combine(bulltask_script("retryFailed"), official_script("moveJobsToWait"), b"retry")
 
 
 @cache
 def with_reset(script: Script) -> Script:
-    """Return ``resetAttempts`` with a script that retries a finished job, which it calls as ``retry(KEYS, ARGV)``.
-
-    Raises:
-        ScriptIntegrityError: As in :func:`bulltask.lua.loader.bulltask_script`.
-    """
+    """Return ``resetAttempts`` with a script that retries a finished job, which it calls as ``retry(KEYS, ARGV)``."""
     return _combine(bulltask_script("resetAttempts"), script, b"retry")
 
 
 @cache
 def with_wakeup(script: Script) -> Script:
-    """Return ``wakeNext`` with a script that moves a job out of ``active``, which it calls as ``move(KEYS, ARGV)``.
-
-    Raises:
-        ScriptIntegrityError: As in :func:`bulltask.lua.loader.bulltask_script`.
-    """
+    """Return ``wakeNext`` with a script that moves a job out of ``active``, which it calls as ``move(KEYS, ARGV)``."""
     return _combine(bulltask_script("wakeNext"), script, b"move")
 
 
 @cache
 def with_fields(script: Script) -> Script:
-    """Return ``moveWithFields`` with a script that moves a job, which it calls as ``move(KEYS, ARGV)``.
-
-    Raises:
-        ScriptIntegrityError: As in :func:`bulltask.lua.loader.bulltask_script`.
-    """
+    """Return ``moveWithFields`` with a script that moves a job, which it calls as ``move(KEYS, ARGV)``."""
     return _combine(bulltask_script("moveWithFields"), script, b"move")
 
 

@@ -55,9 +55,6 @@ __all__ = [
 ]
 
 
-# A Bull job, as stored in Redis.
-
-
 _ONLY_BULLMQ = frozenset({"atm", "ats", "stc", "rjk", "parentKey", "parent", "pb", "defa", "nrjid"})
 _ONLY_BULLMQ_OPTS = frozenset(
     {"repeatJobKey", "de", "kl", "fpof", "cpof", "idof", "rdof", "tm", "omc", "parent", BULLTASK_KEY}
@@ -79,11 +76,8 @@ class BullJob:
     """A job's hash, read without validation.
 
     Attributes:
-        id: The job's id.
         key_suffix: The suffix of the key that contains the job: ``wait``, ``delayed`` …
         score: The job's score under that key; ``""`` in lists and sets.
-        fields: The fields of the hash.
-        locked: Whether a worker holds the job's lock.
     """
 
     id: str
@@ -147,7 +141,7 @@ class BullJob:
         return int(float(self.score)) // 4096
 
 
-# The plan of a migration, and its report.
+# ---- the plan of a migration, and its report -------------------------------------------------------------------------
 
 
 _MAX_LISTED = 5
@@ -312,7 +306,7 @@ class MigrationReport:
         return not self.outcome.total_skipped and not self.repeatables_skipped
 
 
-# Detect whether a queue is Bull's or BullMQ's; most of their keys have the same names.
+# ---- detect whether a queue is Bull's or BullMQ's; most of their keys have the same names ----------------------------
 
 
 JOB_KEYS: Final = ("delayed", "paused", "wait", "active", "failed", "completed")
@@ -347,7 +341,7 @@ class QueueInfo:
         sizes: The number of jobs under each of :data:`JOB_KEYS`.
         meta: The hash ``meta``.
         repeats: The keys of Bull's repeatable jobs, with the time of the next run in epoch milliseconds.
-        workers: The names of connections that look like workers of the queue; ``None`` if CLIENT LIST is not permitted.
+        workers: The names of connections that look like workers; ``None`` if CLIENT LIST is not permitted.
     """
 
     types: Mapping[str, str]
@@ -368,12 +362,7 @@ class QueueInfo:
 
 
 def detect_layout(info: QueueInfo, origins: Counter[JobOrigin]) -> QueueLayout:
-    """Return the layout of a queue.
-
-    Args:
-        info: The queue's keys.
-        origins: The number of its jobs, by origin.
-    """
+    """Return the layout of a queue, from its keys and the number of its jobs by origin."""
     if not any(info.sizes.values()) and not info.repeats and not _is_bullmq(info):
         return QueueLayout.EMPTY
     bullmq = _is_bullmq(info) or bool(origins[JobOrigin.BULLMQ])
@@ -389,7 +378,7 @@ def _is_bullmq(info: QueueInfo) -> bool:
     return any(info.types[key] == kind for key, kind in _BULLMQ_KEYS.items()) or bool(info.meta.keys() - {"paused"})
 
 
-# Read a Bull queue without changing it: its keys, its jobs page by page, its workers.
+# ---- read a Bull queue without changing it: its keys, its jobs page by page, its workers -----------------------------
 
 
 PAGE_SIZE: Final = 200

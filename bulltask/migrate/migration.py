@@ -45,7 +45,6 @@ from bulltask.transport.scripts.queue import (
 
 __all__ = ["BullMigration"]
 
-
 _PASSES: Final = 5
 
 OnProgress = Callable[[int, int], object]

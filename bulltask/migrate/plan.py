@@ -100,14 +100,9 @@ class MigrationOptions:
 
 @dataclass(slots=True)
 class _Scan:
-    """The result of reading all jobs.
+    """The result of reading all jobs: those of unknown origin are counted separately, as if they were Bull's.
 
-    Attributes:
-        origins: The number of jobs by origin.
-        known: The outcome for jobs of known origin.
-        unknown: The outcome for jobs of unknown origin, assuming that they are Bull's.
-        unknown_ids: The ids of jobs whose origin is unknown.
-        repeating: The next job of each repeatable job, by id.
+    ``repeating`` has the next job of each repeatable job, by id.
     """
 
     origins: Counter[JobOrigin] = field(default_factory=Counter)
@@ -250,9 +245,6 @@ def _has_unknown_origin(job: BullJob) -> bool:
     return bool(job.fields) and job.origin is JobOrigin.EITHER
 
 
-# Decide for each job whether it is migrated or skipped.
-
-
 class JobCheck:
     """Decides for each job whether it is migrated, and counts skipped jobs; the caller counts migrated jobs.
 
@@ -311,7 +303,7 @@ class JobCheck:
         return change, conversion
 
 
-# Convert a job's hash from Bull's layout to BullMQ's, without access to Redis.
+# ---- convert a job's hash from Bull's layout to BullMQ's, without access to Redis ------------------------------------
 
 
 _DROPPED: Final = ("attemptsMade", "stalledCounter", "retriedOn", "attempts", "id", "lockAcquired")
@@ -336,10 +328,8 @@ class Conversion:
     """The changes that turn a Bull job's hash into a BullMQ job's.
 
     Attributes:
-        fields: The new and changed fields.
         dropped: The names of removed fields.
         opts: The options as stored.
-        priority: BullMQ's priority.
         finished: When the job finished, in epoch milliseconds as text; ``""`` if it has not.
         notes: The keys of :data:`NOTES` that apply.
     """
@@ -353,15 +343,9 @@ class Conversion:
 
 
 def convert(job: BullJob, state: str, default_name: str = DEFAULT_NAME) -> Conversion:
-    """Return the changes to a job's hash.
+    """Return the changes to a Bull job's hash for its new state: one of :data:`STATES`, or ``recovered``.
 
-    Args:
-        job: The Bull job.
-        state: Its new state: ``waiting``, ``delayed``, ``completed``, ``failed`` or ``recovered``.
-        default_name: The name for jobs that were added without one.
-
-    Raises:
-        DecodeError: The job's data or options are not JSON, so no worker can read it.
+    ``DecodeError``: the job's data or options are not JSON, so no worker can read it.
     """
     notes: set[str] = set()
     codec.decode(job.fields.get("data"), what="its data")
@@ -493,15 +477,15 @@ def _whole(value: object, otherwise: int) -> int:
     return int(number) if math.isfinite(number) else otherwise
 
 
-# Convert Bull's repeatable jobs to job schedulers, each with its next iteration in one transaction.
-
-
 _OF_ONE_JOB: Final = ("jobId", "delay")
 
 
 @dataclass(frozen=True, slots=True)
 class BullRepeatables:
-    """Creates job schedulers; ``address`` is the server's, for error messages."""
+    """Turns repeatable jobs into job schedulers, each with its next iteration in one transaction.
+
+    ``address`` is the server's, for error messages.
+    """
 
     client: SyncClient
     source: BullKeys
@@ -511,8 +495,7 @@ class BullRepeatables:
     def convert(self, planned: BullRepeatable, job: BullJob, conversion: Conversion, now_ms: int) -> bool:
         """Create the scheduler and remove the repeatable job. It is safe to call this method again.
 
-        Returns:
-            False if no further jobs are due, so that no scheduler is created.
+        ``False``: no further jobs are due, so that no scheduler was created.
         """
         calls: list[Call[Any]] = []
         exists = self.client.run(get_job_scheduler(self.target, planned.scheduler_id)) is not None
@@ -554,14 +537,10 @@ class BullRepeatables:
 def plan_repeatables(
     repeats: Sequence[tuple[str, int]], jobs: Mapping[str, BullJob], queue: str, timezone: str, *, selected: bool
 ) -> list[BullRepeatable]:
-    """Return the plan for each repeatable job.
+    """Return the plan for each repeatable job: Bull's keys, with the time of the next run in epoch milliseconds.
 
-    Args:
-        repeats: Bull's keys, with the time of the next run in epoch milliseconds.
-        jobs: Their next jobs, by id.
-        queue: The target queue's name in the app.
-        timezone: The time zone for patterns without one.
-        selected: Whether the state ``delayed``, and with it repeatable jobs, is selected.
+    ``jobs`` are their next jobs by id, ``timezone`` applies to patterns without one, and ``selected`` says whether the
+    state ``delayed``, and with it repeatable jobs, is selected.
     """
     by_moment = {(str(repeat.get("key")), _moment(job)): job for job in jobs.values() if (repeat := job.repeat)}
     repeatables = []

@@ -36,7 +36,7 @@ from bulltask.jobs.names import JobState
 from bulltask.jobs.stored_job import Finished
 from bulltask.queue.flows import add_flow_once
 from bulltask.registry.canvas import Canvas, check_canvas, check_overrides_passed
-from bulltask.registry.canvas_plan import plan_canvas
+from bulltask.registry.canvas_plan import CanvasPlan, plan_canvas
 from bulltask.registry.protocols import OutboxRelay, ResultReader
 from bulltask.registry.request import current_job, origin_of_jobs_sent_by, sent_by
 from bulltask.registry.task import AnyTask
@@ -105,9 +105,7 @@ class OutboxBase:
 
     def _write(self, call: Canvas[Any, Any], insert: Callable[[NewRow], object]) -> Any:
         """Insert the row of a call with ``insert``, and return the call's result handle."""
-        check_canvas(call)
-        call = check_overrides_passed(call)
-        plan, now_ms = plan_canvas(call, self.app._config, origin_of_jobs_sent_by(current_job())), self.app._now_ms()
+        plan, now_ms = self._plan(call), self.app._now_ms()
 
         def write(roots: Sequence[PlannedJob]) -> None:
             insert(_row(roots, now_ms))
@@ -117,15 +115,17 @@ class OutboxBase:
 
     async def _awrite(self, call: Canvas[Any, Any], insert: Callable[[NewRow], Awaitable[object]]) -> Any:
         """:meth:`_write` for asyncio."""
-        check_canvas(call)
-        call = check_overrides_passed(call)
-        plan, now_ms = plan_canvas(call, self.app._config, origin_of_jobs_sent_by(current_job())), self.app._now_ms()
+        plan, now_ms = self._plan(call), self.app._now_ms()
 
         async def write(roots: Sequence[PlannedJob]) -> None:
             await insert(_row(roots, now_ms))
 
         await self.app._asend_planned(plan.roots, write)
         return plan.result(self._results(), now_ms)
+
+    def _plan(self, call: Canvas[Any, Any]) -> CanvasPlan:
+        check_canvas(call)
+        return plan_canvas(check_overrides_passed(call), self.app._config, origin_of_jobs_sent_by(current_job()))
 
     def _results(self) -> ResultReader:
         return cast("ResultReader", OutboxResults(self.app._results))
@@ -151,18 +151,12 @@ def _row(roots: Sequence[PlannedJob], now_ms: int) -> NewRow:
     return NewRow(VERSION, now_ms, call.encode())
 
 
-# The interface to an outbox's table, implemented for each database library.
+# ---- the interface to an outbox's table, implemented for each database library ---------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class NewRow:
-    """A row to insert.
-
-    Attributes:
-        version: The version of the stored form.
-        created_ms: The time of the call, in epoch milliseconds.
-        payload: The stored form.
-    """
+    """A row to insert: the stored form of a call, its version, and the time of the call in epoch milliseconds."""
 
     version: int
     created_ms: int
@@ -171,12 +165,7 @@ class NewRow:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row that is waiting to be sent.
-
-    Attributes:
-        id: The row's key. The database never uses it for another row.
-        payload: The stored form of a call.
-    """
+    """A row that is waiting to be sent: the stored form of a call, and a key that the database never uses again."""
 
     id: int
     payload: str
@@ -184,11 +173,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class TransferOutcome:
-    """The outcome of sending rows.
+    """The outcome of sending rows, by their keys.
 
     Attributes:
-        done: Keys of the rows whose jobs Redis has stored. These rows are deleted.
-        failed: The errors of the rows that can never be sent, by key. These rows are kept, with their errors.
+        done: Rows whose jobs Redis has stored. These rows are deleted.
+        failed: Rows that can never be sent. These rows are kept, with their errors.
     """
 
     done: Sequence[int]
@@ -214,15 +203,11 @@ class Store(Protocol):
     """The rows of one outbox. Methods raise the errors of the database library."""
 
     def send_waiting(self, limit: int, send: Callable[[Sequence[Row]], TransferOutcome]) -> TransferOutcome:
-        """Read waiting rows in the order of their keys, send them, and delete them.
+        """Read up to ``limit`` waiting rows in the order of their keys, send them, and delete them.
 
         If ``send`` raises, or the process is killed, the rows remain and are sent again. On PostgreSQL, the rows are
         locked while they are sent, and other relays skip them. On other databases, no transaction is open while they
         are sent; another relay may send the same rows, but this adds no job twice.
-
-        Args:
-            limit: Maximum number of rows.
-            send: Sends rows.
         """
         ...
 
@@ -239,7 +224,7 @@ class Store(Protocol):
         ...
 
 
-# The stored form of a call: the jobs as they will be sent, as JSON text.
+# ---- the stored form of a call: the jobs as they will be sent, as JSON text ------------------------------------------
 #
 # Times are absolute: ``countdown`` and ``expires`` count from the call, even if the jobs reach Redis later.
 #
@@ -255,12 +240,10 @@ _NOT_IN_JSON: Final = {"backoff": Backoff, "time_limits": TimeLimits}
 
 @dataclass(frozen=True, slots=True)
 class StoredCall:
-    """The jobs of one call.
+    """The jobs of one call: a single job, or the trees of a canvas.
 
-    Attributes:
-        write_id: Identifies the write to Redis, so that sending the row again adds nothing
-            (:class:`bulltask.transport.scripts.add.IdempotentWrite`).
-        roots: The trees of jobs: a single job, or those of a canvas.
+    ``write_id`` identifies the write to Redis, so that sending the row again adds nothing
+    (:class:`bulltask.transport.scripts.add.IdempotentWrite`).
     """
 
     write_id: str
@@ -268,12 +251,7 @@ class StoredCall:
 
     @classmethod
     def from_jobs(cls, roots: Sequence[PlannedJob], now_ms: int) -> StoredCall:
-        """Return the call with absolute times.
-
-        Args:
-            roots: The jobs. They are changed in place.
-            now_ms: The time of the call, in epoch milliseconds.
-        """
+        """Return the call, which was made at ``now_ms``, with absolute times; the jobs are changed in place."""
         for planned in in_order(roots):
             planned.job = replace(planned.job, options=_with_absolute_times(planned.job.options, now_ms))
         call = cls("", roots)
@@ -367,7 +345,7 @@ def _decoded_job(stored: Mapping[str, Any]) -> NewJob:
     )
 
 
-# Relays, which poll an outbox's table and send its rows.
+# ---- relays, which poll an outbox's table and send its rows ----------------------------------------------------------
 
 
 _BATCH: Final = 500
@@ -401,12 +379,7 @@ class Relay:
         self._close()
 
     def send_batch(self) -> TransferOutcome:
-        """Send up to 500 rows, and log those that can never be sent.
-
-        Raises:
-            BrokerError: Redis cannot store them.
-            Exception: The database cannot be read; an error of its library.
-        """
+        """Send up to 500 rows, and log those that can never be sent."""
         sent = self._store.send_waiting(_BATCH, self._sender.send)
         for row_id, error in sent.failed.items():
             self._logger.error(
@@ -423,8 +396,8 @@ class Relay:
         except Exception as exc:  # noqa: BLE001 - a relay must survive outages of the database and Redis
             self._failures += 1
             wait_ms = reconnect_delay_ms(self._failures, first_ms=_FIRST_RETRY_MS, cap_ms=_MAX_RETRY_MS)
-            error, delay = f"{type(exc).__name__}: {exc}", wait_ms / 1000
-            self._logger.warning("Outbox rows could not be sent", error=error, attempt=self._failures, delay=delay)
+            delay = wait_ms / 1000
+            self._logger.warning("Outbox rows could not be sent", error=_text(exc), attempt=self._failures, delay=delay)
             self._close()
             return delay
         if self._failures:
@@ -485,11 +458,7 @@ class RowSender:
             self._app._broker.pool.run(command("PING"))
 
     def send(self, rows: Sequence[Row]) -> TransferOutcome:
-        """Send rows in order.
-
-        Raises:
-            BrokerError: Redis could not be reached, or refused to write. Some of the rows may have been sent.
-        """
+        """Send rows in order; ``BrokerError``: some of them may have been sent."""
         calls, failed = _decode(rows)
         if self._app._broker.eager is not None:
             return self._send_each(calls, failed)
@@ -554,9 +523,6 @@ def _text(exc: Exception) -> str:
     return f"{type(exc).__name__}: {exc}"
 
 
-# Results of jobs that may not have reached Redis yet.
-
-
 _POLL_S: Final = 0.05
 
 
@@ -567,11 +533,7 @@ class OutboxResults:
         self._reader = reader
 
     def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
-        """Wait until the job has finished.
-
-        Raises:
-            ResultTimeoutError: It was not sent, or did not finish, in time.
-        """
+        """Wait until the job has finished; ``ResultTimeoutError``: it was not sent, or did not finish, in time."""
         deadline_ms = None if timeout_ms is None else mono_ms() + timeout_ms
         while True:
             is_sent = self._reader.snapshot(ref).state is not JobState.UNKNOWN

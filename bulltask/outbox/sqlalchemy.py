@@ -180,9 +180,6 @@ def _sync_session(given: object) -> orm.Session:
     """Return the ``Session`` that :meth:`Outbox.delay` was called with.
 
     Without this check, the coroutine of an ``AsyncSession`` would never be awaited, so no row would be written.
-
-    Raises:
-        TypeError: It is not a ``Session``.
     """
     found = given() if isinstance(given, orm.scoped_session) else given
     if isinstance(found, orm.Session):
@@ -196,11 +193,7 @@ def _sync_session(given: object) -> orm.Session:
 
 
 def _async_session(given: object) -> AsyncSession:
-    """Return the ``AsyncSession`` that :meth:`Outbox.adelay` was called with.
-
-    Raises:
-        TypeError: It is not an ``AsyncSession``.
-    """
+    """Return the ``AsyncSession`` that :meth:`Outbox.adelay` was called with."""
     found = given() if isinstance(given, async_scoped_session) else given
     if isinstance(found, AsyncSession):
         return found

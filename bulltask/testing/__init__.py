@@ -31,14 +31,8 @@ __all__ = [
 ]
 
 _MODULES: Final = {
-    "InlineWorker": "bulltask.testing.inline",
-    "FakeClock": "bulltask.testing.inline",
-    "RedisServer": "bulltask.testing.worker",
-    "WorkerProcess": "bulltask.testing.worker",
-    "assert_enqueued": "bulltask.testing.worker",
-    "enqueued_jobs": "bulltask.testing.worker",
-    "use_server": "bulltask.testing.worker",
-    "wait_until": "bulltask.testing.worker",
+    **dict.fromkeys(__all__, "bulltask.testing.worker"),
+    **dict.fromkeys(["FakeClock", "InlineWorker"], "bulltask.testing.inline"),
 }
 """The module of each public name."""
 

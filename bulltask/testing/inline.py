@@ -11,7 +11,6 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Any, Final, Self
 
 from bulltask.app import App
@@ -51,7 +50,6 @@ from bulltask.worker.outcomes import AcquiredJob, Outcome, RateLimitedOutcome
 from bulltask.worker.slots import Slot
 
 __all__ = ["MAX_ATTEMPTS", "FakeClock", "InlineWorker", "UnattendedResults", "queues_in_redis"]
-
 
 _FOREVER_MS: Final = 2**52
 
@@ -162,9 +160,7 @@ class InlineWorker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _run(self, end_ms: int, *, propagate: bool, awaited: JobRef | None = None) -> list[ChildEvent]:
@@ -210,7 +206,7 @@ class InlineWorker:
         return _FOREVER_MS if timeout_ms is None else self.clock.now_ms() + timeout_ms
 
 
-# One run: acquires jobs that are ready, and writes the outcomes of their attempts.
+# ---- one run: acquires jobs that are ready, and writes the outcomes of their attempts --------------------------------
 
 
 MAX_ATTEMPTS: Final = 10_000
@@ -226,7 +222,6 @@ class _Run:
     """One run of an inline worker: acquires jobs and writes their outcomes.
 
     Attributes:
-        events: The events of the attempts.
         ended: Whether a job whose exception must be raised has failed, or the awaited job has finished.
         next_ms: When the next job is due (epoch milliseconds), ``None`` if no job is delayed.
         unregistered: The task names of jobs whose tasks are not registered in the app, by queue. This run acquires no
@@ -354,7 +349,8 @@ class _Run:
             fetched = self._client.run(move_to_active(keys, options, now_ms))
             if isinstance(fetched, FetchedJob):
                 job = RunningJob.read(keys.queue, fetched.job_id, fetched.fields)
-                if not self._is_unregistered(job):
+                is_registered = job.malformed or self._app.tasks.get(job.name) is not None
+                if is_registered or self._app._config.incompatible_timeout_ms == 0:
                     return AcquiredJob(self._runner.slots[0], index, keys, job, 0)
                 self._client.run(move_from_active_to_wait(keys, job.id, options.token))
                 self.unregistered[keys.queue] = job.name
@@ -363,10 +359,6 @@ class _Run:
             due += [now_ms + fetched.limited_ms] if fetched.limited_ms else []
         self.next_ms = min(due, default=None)
         return None
-
-    def _is_unregistered(self, job: RunningJob) -> bool:
-        unknown = self._app.tasks.get(job.name) is None and not job.malformed
-        return unknown and self._app._config.incompatible_timeout_ms != 0
 
     def _write(self, acquired: AcquiredJob, outcome: Outcome) -> Outcome:
         finisher = self._runner.finisher
@@ -393,9 +385,6 @@ def queues_in_redis(app: App, client: SyncClient) -> list[QueueKeys]:
     return [app._broker.keys(name) for name in sorted(own)]
 
 
-# Results whose ``get()`` runs the jobs that are due, or raises, instead of waiting for a worker.
-
-
 _FIRST_MS = 0
 """A start position before all events, so that the outcome of a removed job is always found in the event stream."""
 
@@ -407,12 +396,7 @@ class UnattendedResults(Results):
         vars(self).update(vars(results))
 
     def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
-        """Return the outcome of a job that has finished.
-
-        Raises:
-            ResultTimeoutError: It has not finished.
-            JobNotFoundError: The job does not exist, and no event contains its outcome.
-        """
+        """Return the outcome of a job that has finished; ``ResultTimeoutError``: it has not."""
         _check_finished(ref, self.snapshot(ref))
         return super().wait(ref, timeout_ms, sent_ms)
 
@@ -430,12 +414,7 @@ class _InlineResults(Results):
         self._worker = worker
 
     def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:  # noqa: ARG002
-        """Run jobs until ``ref`` has finished, and return its outcome.
-
-        Raises:
-            ResultTimeoutError: It cannot run, or is not due within the timeout.
-            JobNotFoundError: The job does not exist, and no event contains its outcome.
-        """
+        """Run jobs until ``ref`` has finished, and return its outcome; ``ResultTimeoutError``: it was not run."""
         if _may_run(self.snapshot(ref).state):
             self._worker.run_until_finished(ref, timeout_ms)
             snapshot = self.snapshot(ref)
@@ -486,9 +465,6 @@ def _outcome(snapshot: StoredSnapshot) -> Finished:
     if snapshot.state is JobState.COMPLETED:
         return Finished(True, snapshot.returnvalue or "null")
     return Finished(False, snapshot.failed_reason)
-
-
-# A fake clock that tests can advance: delayed jobs become due without waiting.
 
 
 _LOCK: Final = ":lock"

@@ -25,7 +25,6 @@ __all__ = [
     "pytest_unconfigure",
 ]
 
-
 isolated_urls: str | tuple[str, ...] = ()
 """The beginning of the URLs instead of which apps use a server of this process; ``()`` for none
 (:mod:`bulltask.embedded.shared`)."""

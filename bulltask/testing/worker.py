@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Final, Self, TypeVar
 
 from bulltask.app import App
@@ -35,7 +34,6 @@ from bulltask.transport.call import AllNodesCall, command
 __all__ = ["RedisServer", "WorkerProcess", "assert_enqueued", "enqueued_jobs", "use_server", "wait_until"]
 
 T = TypeVar("T")
-
 
 _SETTINGS: Final[Mapping[str, object]] = {"lock_duration": 86_400}
 """A debugger may stop a task for longer than the default lock lasts, and no supervisor renews the lock."""
@@ -266,20 +264,14 @@ class RedisServer:
         self._process.stop()
 
     def restart(self) -> None:
-        """Stop the server if it is running, start it again on the same port and data, and wait until it is ready.
-
-        Raises:
-            BrokerUnavailableError: It did not start; the message gives the reason.
-        """
+        """Stop the server if it is running, start it again on the same port and data, and wait until it is ready."""
         self._process.stop()
         self._process.start()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 
@@ -378,20 +370,12 @@ class WorkerProcess:
         return logged[-1:] == ["Worker paused"]
 
     def pause(self, timeout: float = 30.0) -> None:
-        """Pause the worker and wait until it confirms. Running jobs continue; this does not wait for them.
-
-        Raises:
-            BulltaskError, TimeoutError: As for `start`.
-        """
+        """Pause the worker and wait until it confirms, or raise as `start` does. Running jobs continue."""
         if not self.is_paused:
             self._signal(signal.SIGTSTP, "Worker paused", timeout)
 
     def resume(self, timeout: float = 30.0) -> None:
-        """Let the worker acquire jobs again, and wait until it confirms.
-
-        Raises:
-            BulltaskError, TimeoutError: As for `start`.
-        """
+        """Let the worker acquire jobs again, and wait until it confirms, or raise as `start` does."""
         if self.is_paused:
             self._signal(signal.SIGCONT, "Worker resumed", timeout)
 
@@ -428,9 +412,7 @@ class WorkerProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.stop()
         finally:
@@ -462,11 +444,6 @@ def wait_until(condition: Callable[[], T], timeout: float = 10.0, what: str = "t
     """Evaluate ``condition`` every 10 ms until its result is true, and return that result.
 
     Prefer an event if there is one: ``wait()`` for a process, ``BLPOP`` for a list, ``XREAD BLOCK`` for a stream.
-
-    Args:
-        condition: Called without arguments; an exception is not caught.
-        timeout: Seconds.
-        what: Name of the condition, for the error.
 
     Raises:
         TimeoutError: It did not become true; the message shows ``what`` and the last result.

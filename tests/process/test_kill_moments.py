@@ -52,7 +52,7 @@ def start_warm_worker(harness: WorkerHarness, via: FlakyProxy) -> int:
 def test_a_child_killed_before_it_receives_its_job_leaves_no_active_job(harness: WorkerHarness) -> None:
     proxy = harness.proxy()
     child = start_warm_worker(harness, proxy)
-    lose_one_reply_of(wrappers.fetch_now(), proxy)
+    lose_one_reply_of(wrappers.fetching("fetchNow"), proxy)
     job = harness.app.send_task("quick")
     proxy.wait_for(lambda proxy: proxy.dropped == 1)
     assert harness.redis.lrange(harness.keys.active, 0, -1) == [job.id]

@@ -108,9 +108,9 @@ def test_no_script_runs_while_its_slot_moves(cluster: Cluster, moving: int, move
     source = cluster.owner(cluster.slot("mail"))
     cluster.move_keys(cluster.slot("mail"), moving, moved)
     before = contents(cluster)
-    combined = (wrappers.collect_batch, wrappers.fetch_ahead, wrappers.fetch_now, wrappers.release_unstarted)
+    combined = [wrappers.fetching(name) for name in ("collectBatch", "fetchAhead", "fetchNow")]
     scripts = [script for script in loader.all_scripts() if script.key_count and script.name not in UNGUARDED]
-    scripts += [wrappers.add_once("addStandardJob"), *(combine() for combine in combined)]
+    scripts += [wrappers.add_once("addStandardJob"), wrappers.release_unstarted(), *combined]
     assert len(scripts) > 50
     old, new = (node_client(cluster, node) for node in (source, moving))
     for script in scripts:

@@ -73,11 +73,7 @@ class BulltaskBackend(_base.BaseTaskBackend):  # type: ignore[misc]
 
     @cached_property
     def task_options(self) -> TaskOptions:
-        """The options of this backend's tasks.
-
-        Raises:
-            TypeError, ConfigError: ``OPTIONS`` are invalid.
-        """
+        """The options of this backend's tasks."""
         return TaskOptions.of(self.options)
 
     def validate_task(self, task: Any) -> None:
@@ -164,7 +160,7 @@ class BulltaskBackend(_base.BaseTaskBackend):  # type: ignore[misc]
         return _new_result(task, job.id, self.alias, enqueued_ms=job.timestamp_ms, **data), job
 
 
-# Jobs as Django's ``TaskResult``.
+# ---- jobs as Django's ``TaskResult`` ---------------------------------------------------------------------------------
 
 
 def _new_result(
@@ -276,15 +272,11 @@ def _class_path(trace: str) -> str:
     return name if "." in name else f"builtins.{name}"
 
 
-# Django's tasks in a worker.
+# ---- Django's tasks in a worker --------------------------------------------------------------------------------------
 
 
 def _register(task: Any, options: TaskOptions) -> AnyTask[..., Any]:
-    """Return bulltask's task that runs a Django task, or a variant of it; register it for workers if it is new.
-
-    Raises:
-        DuplicateTaskError: Another task is registered under the path.
-    """
+    """Return bulltask's task that runs a Django task, or a variant of it; register it for workers if it is new."""
     known = _registered.get(task.module_path)
     if known is not None and known[0].func is task.func:
         return known[1]
@@ -359,9 +351,8 @@ def _async_function(task: Any) -> Callable[..., Any]:
 class _Attempt:
     """An attempt to run a Django task, after others of which ``attempts`` has the worker and start time.
 
-    Attributes:
-        result: The ``TaskResult`` that signals and the task's context contain.
-        data: The job's data with this attempt recorded.
+    ``result`` is the ``TaskResult`` that signals and the task's context contain, and ``data`` the job's data with this
+    attempt recorded.
     """
 
     def __init__(

@@ -98,15 +98,14 @@ def _new_app() -> App:
 def _create_task_backends() -> list[str]:
     """Create the backends of Django's ``TASKS``, so that workers know their queues.
 
-    Returns:
-        An empty list, because this is registered as a function that returns packages with tasks.
+    It returns no packages, although it is registered as a function that returns packages with tasks.
     """
     if hasattr(settings, "TASKS") and _tasks_package() is not None:
         list(task_backends().all())
     return []
 
 
-# Django's tasks API: ``django.tasks`` in Django 6, or the package ``django-tasks`` for Django 5.
+# ---- Django's tasks API: ``django.tasks`` in Django 6, or the package ``django-tasks`` for Django 5 ------------------
 
 
 @functools.cache
@@ -116,11 +115,7 @@ def _tasks_package() -> str | None:
 
 
 def api(module: str) -> Any:
-    """Import a module of the package: ``base``, ``backends.base``, ``exceptions`` or ``signals``.
-
-    Raises:
-        ImportError: Django is older than 6, and ``django-tasks`` is not installed.
-    """
+    """Import a module of the package: ``base``, ``backends.base``, ``exceptions`` or ``signals``."""
     name = _tasks_package()
     if name is None:
         raise ImportError(
@@ -135,10 +130,6 @@ def task_backends() -> Any:
 
 
 def normalize_json(value: Any) -> Any:
-    """Return a value as plain JSON, as Django does for arguments and results.
-
-    Raises:
-        TypeError, ValueError: The value cannot be represented in JSON.
-    """
+    """Return a value as plain JSON, as Django does for arguments and results."""
     in_django = importlib.util.find_spec("django.utils.json") is not None and _tasks_package() == "django.tasks"
     return import_module("django.utils.json" if in_django else "django_tasks.utils").normalize_json(value)

@@ -128,20 +128,22 @@ def collect_batch(keys: QueueKeys, options: Sequence[FetchOptions], task: str, n
     first, *others = (move_to_active(keys, job_options, now_ms) for job_options in options)
     packed = (first.argv[2], *(call.argv[2] for call in others))
 
-    return script_call(wrappers.collect_batch(), first.keys, (*first.argv[:2], task, *packed), _parse_all_fetched)
+    return script_call(
+        wrappers.fetching("collectBatch"), first.keys, (*first.argv[:2], task, *packed), _parse_all_fetched
+    )
 
 
 def fetch_ahead(keys: QueueKeys, options: Sequence[FetchOptions], now_ms: int) -> Call[list[Fetched]]:
     """bulltask's ``fetchAhead``: acquire several jobs, each with its options, unless all workers share a limit."""
     first, *others = (move_to_active(keys, job_options, now_ms) for job_options in options)
     packed = (first.argv[2], *(call.argv[2] for call in others))
-    return script_call(wrappers.fetch_ahead(), first.keys, (*first.argv[:2], *packed), _parse_all_fetched)
+    return script_call(wrappers.fetching("fetchAhead"), first.keys, (*first.argv[:2], *packed), _parse_all_fetched)
 
 
 def fetch_now(keys: QueueKeys, options: FetchOptions) -> Call[Fetched]:
     """bulltask's ``fetchNow`` with ``moveToActive``: acquire the next job, at the server's time."""
     fetch = move_to_active(keys, options, 0)
-    return script_call(wrappers.fetch_now(), fetch.keys, (fetch.argv[0], fetch.argv[2]), parse_fetched)
+    return script_call(wrappers.fetching("fetchNow"), fetch.keys, (fetch.argv[0], fetch.argv[2]), parse_fetched)
 
 
 @lru_cache(maxsize=500)
