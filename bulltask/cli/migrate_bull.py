@@ -19,7 +19,7 @@ from bulltask.migrate.inspection import JOB_KEYS, MigrationOutcome, QueueLayout,
 from bulltask.migrate.plan import DEFAULT_NAME, NOTES, STATES
 from bulltask.queue.sync.queue import Queue
 
-__all__ = ["EXIT_REJECTED", "EXIT_SKIPPED", "migrate_bull"]
+__all__ = ["migrate_bull"]
 
 EXIT_REJECTED: Final = 3
 EXIT_SKIPPED: Final = 4

@@ -92,15 +92,11 @@ class Flag(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A declared setting.
+    """A declared setting; ``field`` of :class:`Config` has its parsed value.
 
     Attributes:
-        name: The public name.
-        field: The field of :class:`Config`.
-        parse: Returns the field's value.
         default: The default, as a user would write it.
         doc: The help text in the documentation.
-        flag: The option of ``bulltask worker``.
         celery_name: Celery's name for it, if that is another one.
         is_secret: Whether its value is not shown.
     """

@@ -41,7 +41,6 @@ __all__ = [
     "STARTED_HERE",
     "EmbeddedServer",
     "Flavor",
-    "Listener",
     "PortTakenError",
     "ServerBinary",
     "ServerLog",
@@ -652,8 +651,7 @@ _LISTEN = "0A"  # linux/net/tcp_states.h
 
 @dataclass(frozen=True)
 class Listener:
-    """The program that listens on a port: ``Redis 7.0.15, process 812 (/usr/bin/redis-server)``,
-    ``process 4711 (nginx)``.
+    """The program that listens on a port, such as ``Redis 7.0.15, process 812 (/usr/bin/redis-server)``.
 
     ``is_server``: it is a Redis or Valkey server that requires no password.
     """

@@ -67,7 +67,6 @@ __all__ = [
     "server_of_tests",
     "start_and_record",
     "start_or_join",
-    "url_in_tests",
 ]
 
 log = logging.getLogger(__name__)

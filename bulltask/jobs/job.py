@@ -4,8 +4,8 @@ Field and option names in Redis are BullMQ's. bulltask stores its additional opt
 Node ignores; it also tells workers that bulltask sent the job, because such jobs have another retry policy. Durations
 are seconds or ``timedelta`` for users; BullMQ stores milliseconds, and whole seconds for ages.
 
-An invalid option raises ``ConfigError``, a malformed field raises ``DecodeError``, and a job that is too large raises
-``PayloadTooLargeError``.
+A job that is too large raises ``PayloadTooLargeError``, an invalid option raises ``ConfigError``, and a malformed field
+raises ``DecodeError``.
 """
 
 from __future__ import annotations

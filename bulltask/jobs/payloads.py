@@ -105,7 +105,6 @@ class PayloadContext:
     """What a payload belongs to: it cannot be verified or decrypted in another context.
 
     Attributes:
-        purpose: What the payload contains: arguments, a result, or an exception.
         queue: BullMQ's name of the queue, ``{mail}``.
         owner: For arguments, the name of the task; for results and exceptions, the id of the job. Arguments are not
             bound to the id, because dashboards, job schedulers and deduplication copy them to jobs with other ids.

@@ -222,7 +222,6 @@ class BullRepeatable:
 
     Attributes:
         key: Bull's key.
-        scheduler_id: The scheduler's id.
         rule: The schedule of its jobs; ``None`` if it is unknown.
         job_id: The id of its next job; ``""`` if there is none.
         key_suffix: The suffix of the key that contains that job.
