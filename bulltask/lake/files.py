@@ -215,7 +215,7 @@ def normalize_queue(queue: str, known: Collection[str]) -> str:
 def check_queues(root: Path, names: Iterable[str], known: Collection[str]) -> None:
     """Check that a lake has data for each queue, because a misspelled name looks like a queue without jobs.
 
-    An empty lake accepts all names. The error lists the queues that the lake has, most similar first.
+    An empty lake accepts all names. Others raise ``ConfigError``, which lists the lake's queues, most similar first.
     """
     for queue in names if known else ():
         if queue not in known:

@@ -1,4 +1,7 @@
-"""``History``: search the lake for jobs and their outcomes. Needs neither a JVM nor Redis."""
+"""``History``: search the lake for jobs and their outcomes. Needs neither a JVM nor Redis.
+
+An invalid argument of a function here raises ``ConfigError``.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +107,7 @@ class JobQuery:
 
     @classmethod
     def of(cls, where: Mapping[str, Any]) -> Self:
-        """Validate the filters of a search."""
+        """Validate the filters of a search; raise ``TypeError`` for one that does not exist."""
         names = [field.name for field in fields(cls)]
         for name, value in where.items():
             if name not in names:

@@ -48,7 +48,10 @@ class HistoryServer(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}/"
 
     def respond(self, path: str, parameters: Parameters) -> Any:
-        """Return the response as JSON values; ``None`` for an unknown job or path. Invalid parameters raise errors."""
+        """Return the response as JSON values; ``None`` for an unknown job or path.
+
+        Invalid parameters raise ``ConfigError`` or ``TypeError``.
+        """
         handlers: Mapping[str, Callable[[dict[str, Any]], Any]] = {
             "/search": lambda arguments: self._history.search(**arguments),
             "/job": lambda arguments: self._history.job(arguments["id"], arguments.get("queue")),

@@ -88,7 +88,7 @@ def batch_of(ingest_id: str) -> tuple[str, int]:
 
 
 def check_local(root: str | Path) -> None:
-    """Raise an error if a lake's directory is not in a file system, but in an object store."""
+    """Raise ``ConfigError`` if a lake's directory is not in a file system, but in an object store."""
     if _URL.match(str(root)):
         raise ConfigError(
             f"{root} is a URL, but a lake must be a directory in a file system: object stores are not supported yet. "
@@ -174,7 +174,7 @@ _LOCK: Final = "lock"
 
 
 def check_platform() -> None:
-    """Raise an error on Windows, which lacks the locks with which a process writes to a lake."""
+    """Raise ``ConfigError`` on Windows, which lacks the locks with which a process writes to a lake."""
     if sys.platform == "win32":
         raise ConfigError("on Windows, bulltask cannot write to a lake: run this command in WSL 2 or a Linux container")
 
@@ -594,7 +594,7 @@ class BatchRecord:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
-        """Decode the result of :meth:`to_json`."""
+        """Decode the result of :meth:`to_json`; raise ``DecodeError`` if it has another version."""
         if stored.get("version") != _VERSION:
             raise DecodeError(
                 f"the record of a batch has version {stored.get('version')!r}, but this bulltask reads "
@@ -699,7 +699,7 @@ class ExpiredDay:
 
 
 def find_tables(names: Iterable[str]) -> list[Table]:
-    """Return tables by their full names, and all tables of a layer by the layer's name."""
+    """Return tables by their full names, and all tables of a layer by its name; others raise ``ConfigError``."""
     tables: dict[str, Table] = {}
     for name in names:
         matching = {full: table for full, table in TABLES.items() if name in {full, table.layer}}

@@ -88,7 +88,7 @@ class BulltaskSource(DataSource):
         return (PushdownJobsReader if jobs.pushdown else JobsReader)(jobs, columns)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return the reader of a streaming query of events; other tables cannot be streamed."""
+        """Return the reader of a streaming query of events; other tables raise ``ConfigError``."""
         # Spark requests the columns before it reports that this is a streaming query.
         if table_of(self.options) != "events":
             raise ConfigError(

@@ -33,7 +33,10 @@ class PipelineMetrics(Collector):
 
 
 def serve(collector: Collector, host: str, port: int) -> Callable[[], None]:
-    """Serve ``/metrics`` in a thread of this process, and return a function that stops serving."""
+    """Serve ``/metrics`` in a thread of this process, and return a function that stops serving.
+
+    It raises ``ConfigError`` if the port is in use or not allowed, or the address does not belong to this machine.
+    """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     try:

@@ -121,6 +121,9 @@ def backfill(
 
     First, the finished jobs of the queues with gaps are written to ``bronze.jobs``. Then all rows of ``bronze.jobs``
     are compared with ``silver.jobs``. Running a backfill again writes no new rows.
+
+    Raises:
+        ConfigError: ``until`` is not later than ``since``.
     """
     if until <= since:
         raise ConfigError(f"until ({until}) must be later than since ({since})")

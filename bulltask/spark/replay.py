@@ -257,7 +257,7 @@ class StoredOptions(JobOptions):
 
 
 def replay_options(opts: str | None) -> StoredOptions:
-    """Return the options for sending a job again, given its stored options."""
+    """Return the options for sending a job again; stored options that are no JSON object raise ``DecodeError``."""
     try:
         stored = json.loads(opts or "{}")
     except ValueError as exc:

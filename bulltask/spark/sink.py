@@ -132,7 +132,7 @@ def check_columns(schema: StructType, *, queue: str | None, id_column: str | Non
 
 
 def check_job_options(options: Mapping[str, Any], config: Config) -> SharedOptions:
-    """Check and return the options of all jobs of a write, before any job is built."""
+    """Check the options of all jobs of a write before any job is built; an invalid one raises ``ConfigError``."""
     if single := [name for name in SINGLE_JOB_OPTIONS if name in options]:
         raise ConfigError(
             f"[BULLTASK_OPTION_INVALID] {single[0]} applies to a single job, but these options are for all jobs"
@@ -282,7 +282,7 @@ class JobsStreamWriter(DataSourceStreamArrowWriter):
         self._sender = _row_sender(options, schema, options.job_opts, options.write_id or "unused")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Send the rows of one task in a batch."""
+        """Send the rows of one task in a batch; raise ``ConfigError`` outside a task of a streaming query."""
         context = TaskContext.get()
         query = context.getLocalProperty("sql.streaming.queryId") if context else None
         batch = context.getLocalProperty("streaming.sql.batchId") if context else None
@@ -305,7 +305,7 @@ class JobsStreamWriter(DataSourceStreamArrowWriter):
 
 
 def reject_overwrite(*, overwrite: bool) -> None:
-    """Raise an error for the mode ``overwrite``: Spark would accept it, but a queue is never cleared."""
+    """Raise ``ConfigError`` for the mode ``overwrite``: Spark would accept it, but a queue is never cleared."""
     if overwrite:
         raise ConfigError(
             "[BULLTASK_OVERWRITE] jobs are added to a queue and never replace existing jobs: "
@@ -549,7 +549,7 @@ def resume_hint_on_error(sender: RowSender) -> Iterator[None]:
 
 
 def standard_rows(df: DataFrame, name: str | Column, data: Column | Sequence[str], job_id: Column | None) -> DataFrame:
-    """Return the rows with the standard columns of a write."""
+    """Return the rows with the standard columns of a write; raise ``ConfigError`` if ``data`` is a single name."""
     if isinstance(data, str):
         raise ConfigError(f"data must be a column, or a list of column names: [{data!r}], not {data!r}")
     data_column = data if isinstance(data, Column) else F.struct(*data)
@@ -568,7 +568,7 @@ def as_json(column: str | Column) -> Column:
 
 
 def number_duplicates(rows: DataFrame, columns: Sequence[str], mode: str) -> DataFrame:
-    """Number rows that are equal in these columns to keep them, or raise an error if there are any."""
+    """Number rows that are equal in these columns to keep them, or raise ``ConfigError`` if there are any."""
     if mode not in {"collapse", "keep", "error"}:
         raise ConfigError(f"on_duplicate_rows must be collapse, keep or error, not {mode!r}")
     if mode == "keep":
@@ -610,7 +610,10 @@ class FileColumns:
 def enqueue_file(
     spark: SparkSession, path: str, queue: str, names: FileColumns, **options: Unpack[EnqueueOptions]
 ) -> EnqueueResult:
-    """Add a job for each distinct row of a Parquet file or a directory of them, with the options of ``enqueue``."""
+    """Add a job for each distinct row of a Parquet file or a directory of them, with the options of ``enqueue``.
+
+    A column that does not exist raises ``ConfigError``.
+    """
     rows = spark.read.parquet(path)
     for column in (*names.data, names.name_column, names.id_column):
         if column is not None and column not in rows.columns:

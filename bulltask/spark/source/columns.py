@@ -119,7 +119,7 @@ def select_columns(table: str, schema: StructType | None) -> StructType:
     """Return the columns to read: those of the argument of ``.schema(…)``; ``None``: all columns of the table.
 
     A schema is the only way to read fewer columns, because Spark does not push a query's column selection down to a
-    Python data source. A column that the table does not have, or has with a different type, is an error.
+    Python data source. A column that the table does not have, or has with a different type, raises ``ConfigError``.
     """
     fields = {field.name: field for field in TABLES[table].fields}
     if schema is None:
