@@ -31,7 +31,7 @@ from bulltask.transport.call import AnyAsyncClient, Call, FetchedJob
 from bulltask.transport.scripts.move import find_by_token, release_unstarted, renew_lock
 from bulltask.worker.attempt import Attempt, AttemptRunner, BatchRunner
 from bulltask.worker.broker_backoff import ReconnectBackoff, max_concurrent
-from bulltask.worker.cancellation import OWN_TASK, Cancellation, JobTask, OwnTask, made_task, origin_of, place_of
+from bulltask.worker.cancellation import Cancellation, JobTask, OwnTask, made_task, origin_of, place_of
 from bulltask.worker.fetch import JobFetcher
 from bulltask.worker.finish import Finisher
 from bulltask.worker.outcomes import (
@@ -597,7 +597,8 @@ class AsyncLoop:
         if self._idle:
             self._idle.pop().set_result((function, args))
             return
-        task = OwnTask(self._do_all((function, args)), loop=self._loop, name=OWN_TASK, context=self._context.copy())
+        work, context = self._do_all((function, args)), self._context.copy()
+        task = OwnTask(work, loop=self._loop, name="bulltask-finishing", context=context)
         task.owner = self
         self._own_tasks.add(task)
         task.add_done_callback(self._own_task_done)

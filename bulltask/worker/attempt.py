@@ -283,7 +283,7 @@ class JobPayloads:
 
 
 class RedisJobClient:
-    """Executes commands for one running job; implements ``registry.job_client.JobClient``."""
+    """Executes commands for one running job; a :class:`~bulltask.registry.context.JobClient`."""
 
     def __init__(self, job: RunningJob, broker: Broker, aclient: Callable[[], AnyAsyncClient]) -> None:
         self._job = job
@@ -412,7 +412,7 @@ class AttemptRunner:
         keeps_plans: Whether the tasks do not change any more, so that each has one :class:`TaskPlan`.
     """
 
-    def __init__(  # noqa: PLR0913 - the parts of a child, which main.py connects
+    def __init__(  # noqa: PLR0913 - the parts of a child
         self,
         app: App,
         job_client: Callable[[RunningJob], JobClient],

@@ -35,7 +35,6 @@ from bulltask.worker.outcomes import AcquiredJob
 from bulltask.worker.slots import CancelReason, ChildBlock, Deadlines, Slot
 
 __all__ = [
-    "OWN_TASK",
     "Cancellation",
     "InterruptibleCall",
     "JobTask",
@@ -50,9 +49,6 @@ __all__ = [
     "uninterrupted",
 ]
 
-
-OWN_TASK: Final = "bulltask-settling"
-"""Name of the asyncio tasks in which bulltask writes outcomes."""
 
 _LIBRARIES: Final = (
     *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},

@@ -255,7 +255,7 @@ class EagerResults:
             entry.snapshot.error,
         )
 
-    # ---- ports.ResultReader ----
+    # ---- ResultReader ----
 
     def snapshot(self, ref: JobRef) -> StoredSnapshot:
         """Return the job's state and outcome."""
