@@ -34,13 +34,7 @@ from bulltask.worker.broker_backoff import ReconnectBackoff, max_concurrent
 from bulltask.worker.cancellation import Cancellation, JobTask, OwnTask, made_task, origin_of, place_of
 from bulltask.worker.fetch import JobFetcher
 from bulltask.worker.finish import Finisher
-from bulltask.worker.outcomes import (
-    AcquiredJob,
-    Outcome,
-    RateLimitedOutcome,
-    RetriedOutcome,
-    released_last,
-)
+from bulltask.worker.outcomes import AcquiredJob, Outcome, RateLimitedOutcome, RetriedOutcome, released_last
 from bulltask.worker.run_hooks import LoopHooks
 from bulltask.worker.slots import ChildLimits, ExitCode, Slot, SlotPool, SlotState, WakeupPipe
 

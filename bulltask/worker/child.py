@@ -38,14 +38,7 @@ from bulltask.registry.context import JobClient
 from bulltask.registry.protocols import warn_in_tasks
 from bulltask.registry.request import current_job, share_with_threads
 from bulltask.transport.scripts.move import renew_lock
-from bulltask.worker.async_loop import (
-    AsyncLoop,
-    NextJobs,
-    batches_of,
-    concurrency_of,
-    loop_tasks,
-    unprefetched_tasks,
-)
+from bulltask.worker.async_loop import AsyncLoop, NextJobs, batches_of, concurrency_of, loop_tasks, unprefetched_tasks
 from bulltask.worker.attempt import AttemptRunner, IterationAdder, JobStarter, RedisJobClient
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.cancellation import Cancellation, TaskThreads, uninterrupted

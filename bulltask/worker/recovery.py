@@ -57,15 +57,7 @@ from bulltask.worker.broker_backoff import (
     should_fail,
     with_parent_waits,
 )
-from bulltask.worker.slots import (
-    LONG_MS,
-    CancelReason,
-    ChildBlock,
-    ControlPage,
-    Slot,
-    SlotState,
-    SlotView,
-)
+from bulltask.worker.slots import LONG_MS, CancelReason, ChildBlock, ControlPage, Slot, SlotState, SlotView
 
 __all__ = ["FailureRecorder", "JobsOfDeadChild", "KilledAttempt", "Recovery", "Takeover", "next_job"]
 
