@@ -21,6 +21,7 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Any, Final, TextIO, cast
 
 import structlog
@@ -314,7 +315,7 @@ class _Sink:
     def event_writer(self, level: str) -> Callable[..., None]:
         """Return a function that writes an event's line as JSON.
 
-        It does what structlog's chain does, in a third of the time: a child writes two such lines for each job.
+        It does what structlog's chain does, in about half of the time: a child writes two such lines for each job.
         """
         first = {"timestamp": "", "level": level, "event": ""}
         if self._worker_id is not None:
@@ -324,7 +325,7 @@ class _Sink:
         def write(text: str, **fields: Any) -> None:
             line: EventDict = {**first, **fields}
             line["event"] = text
-            _add_timestamp(None, level, line)
+            line["timestamp"] = datetime.now(UTC).isoformat().replace("+00:00", "Z")
             structlog.contextvars.merge_contextvars(None, level, line)
             if "job_id" not in line or "task" not in line:
                 add_job_fields(None, level, line)
@@ -343,9 +344,6 @@ class _Factory:
         return self._sink
 
 
-_add_timestamp: Final = structlog.processors.TimeStamper(fmt="iso", utc=True)
-
-
 def _context(worker_id: str | None) -> list[Processor]:
     """Return the processors that add the fields of every line."""
 
@@ -354,7 +352,7 @@ def _context(worker_id: str | None) -> list[Processor]:
             fields.setdefault("worker_id", worker_id)
         return fields
 
-    return [structlog.processors.add_log_level, _add_timestamp, add_worker_id]
+    return [structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso", utc=True), add_worker_id]
 
 
 def add_job_fields(_: WrappedLogger, __: str, fields: EventDict) -> EventDict:
