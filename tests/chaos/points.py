@@ -32,18 +32,18 @@ from bulltask.transport.call import Call
 from bulltask.transport.client import Client
 from bulltask.worker import child_pool, run
 from bulltask.worker import helpers as outbox_process
-from bulltask.worker.slots import Slot
+from bulltask.worker.slots import Slot, SlotState
 
 __all__ = ["BUSY_S", "FAULTS", "LOCK_S", "METHODS", "STALLED_S", "install", "reach", "record"]
 
-METHODS: Final = {
-    "reserve the slot": "reserve",
-    "write the job into the slot": "activate",
-    "store the outcome in the slot": "finish",
-    "mark the slot as finishing": "finish",
-    "free the slot": "free",
+METHODS: Final[dict[str, tuple[str, SlotState | None]]] = {
+    "reserve the slot": ("enter", SlotState.RESERVED),
+    "write the job into the slot": ("activate", None),
+    "store the outcome in the slot": ("end", None),
+    "mark the slot as finishing": ("enter", SlotState.FINISHING),
+    "free the slot": ("free", None),
 }
-"""Steps of a child that are not calls to Redis: methods of `Slot`."""
+"""Steps of a child that are not calls to Redis: methods of `Slot`, and the state that it enters."""
 
 LOCK_S: Final = 1
 STALLED_S: Final = 1
@@ -75,8 +75,8 @@ def install(role: str) -> None:
     _change_role(run, "run_child", "child")
     _change_role(outbox_process, "run_relays", "relay")
     _name_scripts()
-    for step, method in METHODS.items():
-        _surround(Slot, method, step)
+    for step, (method, state) in METHODS.items():
+        _surround(Slot, method, step, state)
     _surround(redis.connection.AbstractConnection, "connect", "connect")
     _surround_async(redis.asyncio.connection.AbstractConnection, "connect", "connect")
     _patch_round_trips()
@@ -185,10 +185,12 @@ def _change_role(module: Any, function: str, role: str) -> None:
     setattr(module, function, enter)
 
 
-def _surround(owner: type, method: str, step: str) -> None:
+def _surround(owner: type, method: str, step: str, state: SlotState | None = None) -> None:
     original = getattr(owner, method)
 
     def surrounded(*args: Any, **kwargs: Any) -> Any:
+        if state is not None and args[1] is not state:
+            return original(*args, **kwargs)
         reach(step, "before")
         result = original(*args, **kwargs)
         reach(step, "after")
