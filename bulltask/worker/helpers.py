@@ -5,14 +5,14 @@ Begin with :class:`HelperProcess`; each of the others overrides what its process
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import signal
-import sys
 import threading
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -21,7 +21,7 @@ from structlog.typing import FilteringBoundLogger
 
 from bulltask.app import App
 from bulltask.config.config import Config
-from bulltask.config.process import CHILD_MARK, die_with_parent, exit_child, fork_with_blocked_signals, unblock_signals
+from bulltask.config.process import die_with_parent, exit_child, fork_with_blocked_signals, unblock_signals
 from bulltask.jobs.clock import mono_ms
 from bulltask.observe.bus import Bus
 from bulltask.observe.counters import MetricsMemory
@@ -29,8 +29,8 @@ from bulltask.observe.events import WorkerStopping
 from bulltask.observe.hooks import send_signal
 from bulltask.observe.signals import worker_ready, worker_shutdown, worker_shutting_down
 from bulltask.outbox.outbox import run_relays
-from bulltask.worker import guard
-from bulltask.worker.slots import ExitCode, Slots
+from bulltask.worker.child_pool import end_group, end_marked
+from bulltask.worker.slots import ChildBlock, ExitCode
 
 if TYPE_CHECKING:
     import socket
@@ -183,23 +183,31 @@ class PipedProcess(HelperProcess):
         os.close(self._read_fd)
 
 
+_PAUSE_S: Final = 0.02
+_TIMEOUT_MS: Final = 5_000
+
+
 class GuardProcess(PipedProcess):
-    """The process that runs :mod:`bulltask.worker.guard`; ``slots_fd`` is the descriptor of the shared memory."""
+    """Waits for the end of a pipe, which is the supervisor's death, and then kills what the children have started.
+
+    The kernel kills the children themselves, but it does not know the processes that they have started. These could
+    work on a job that another worker starts again.
+    """
 
     title, stop_timeout_ms, kill_hint = "Guard process", 1_000, "It did not stop"
 
     def __init__(
         self,
         worker_id: str,
-        slots: Slots,
         slots_fd: int,
+        children: Sequence[ChildBlock],
         close_inherited: Callable[[], None],
         logger: FilteringBoundLogger,
     ) -> None:
         super().__init__(close_inherited, logger)
-        self._mark = f"{CHILD_MARK}={worker_id}/"
-        self._slots = slots
+        self._worker_id = worker_id
         self._slots_fd = slots_fd
+        self._blocks = children
         self._ready_pipe = (-1, -1)
 
     def _send_stop(self) -> None:
@@ -208,11 +216,14 @@ class GuardProcess(PipedProcess):
             super()._send_stop()
 
     def _before_fork(self) -> None:
+        # As for a child: a collection in the supervisor would copy all pages, which this process would keep.
+        gc.collect()
+        gc.freeze()
         super()._before_fork()
         self._ready_pipe = os.pipe()
 
     def _after_fork(self) -> None:
-        """Wait until the process has left the supervisor's session, and runs its program: that closes the pipe."""
+        """Wait until the process has left the supervisor's session."""
         super()._after_fork()
         os.close(self._ready_pipe[1])
         os.read(self._ready_pipe[0], 1)
@@ -222,13 +233,16 @@ class GuardProcess(PipedProcess):
 
     def _run(self, parent_pid: int) -> None:  # noqa: ARG002 - it outlives its parent, which may have died already
         os.setsid()  # a signal to the worker's process group must not end it
-        for fd in (self._slots_fd, self._read_fd):
-            os.set_inheritable(fd, True)
-        at = self._slots.pids_at
-        numbers = (self._slots_fd, self._read_fd, at.start, at.stop, at.step)
-        # -I -S: without the program's folder, installed packages and PYTHON* variables.
-        program = [sys.executable, "-I", "-S", guard.__file__, self._mark, *map(str, numbers)]
-        os.execv(program[0], program)  # noqa: S606 - no shell
+        for fd in self._ready_pipe:
+            os.close(fd)
+        self._close_inherited()  # also the pipe's other end
+        if os.read(self._read_fd, 1):
+            return
+        for pid in filter(None, [block.pid for block in self._blocks]):
+            end_group(pid)
+        give_up_ms = mono_ms() + _TIMEOUT_MS
+        while end_marked(self._worker_id, self._slots_fd) and mono_ms() < give_up_ms:
+            threading.Event().wait(_PAUSE_S)
 
 
 _HOOK_POLL_S: Final = 0.05
