@@ -329,6 +329,8 @@ class _Sink:
             structlog.contextvars.merge_contextvars(None, level, line)
             if "job_id" not in line or "task" not in line:
                 add_job_fields(None, level, line)
+            if "exc_info" in line:
+                structlog.processors.format_exc_info(None, level, line)
             write_text(_to_json(redact_fields(None, level, line)))
 
         return write

@@ -257,6 +257,16 @@ def test_a_worker_that_stops_with_an_error_is_logged_as_an_error() -> None:
     assert Log().emit(events.WorkerStopped(1))["level"] == "error"
 
 
+def test_a_service_that_fails_is_logged_with_its_traceback() -> None:
+    with pytest.raises(LookupError) as raised:
+        fail_with(LookupError("no such lock"))
+    line = Log().emit(events.ServiceFailed("Heartbeat", 1, raised.value))
+    assert (line["level"], line["service"], line["failures"]) == ("error", "Heartbeat", 1)
+    assert line["exception"].startswith("Traceback (most recent call last):")
+    assert line["exception"].endswith("LookupError: no such lock")
+    assert "exc_info" not in line
+
+
 def test_a_long_result_is_shortened_without_formatting_all_of_the_value() -> None:
     class Rows(list[int]):
         """A list that would be slow to format."""
