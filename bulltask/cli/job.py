@@ -121,9 +121,6 @@ def _not_found(job_id: str, queue: str | None, lake: Path | None, *, searched_re
     return f"Job {job_id!r} not found in {searched[0]}. To search for jobs that Redis no longer has, pass --lake."
 
 
-# ---- the output of ``bulltask job show`` -----------------------------------------------------------------------------
-
-
 _NAME_WIDTH: Final = 11
 _REASON_WIDTH: Final = 100
 
@@ -263,9 +260,6 @@ def _json(value: Any) -> str:
     return describe(value) if is_envelope(value) else json.dumps(value, ensure_ascii=False)
 
 
-# ---- find a job in Redis by its id, in one queue or in all -----------------------------------------------------------
-
-
 MAX_LOG_LINES: Final = 1_000
 """How many of the newest lines of a job's log are read."""
 
@@ -400,9 +394,6 @@ def _moment(ms: int | None) -> datetime | None:
         return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC)
     except (OverflowError, ValueError, OSError):  # a hash may contain any value
         return None
-
-
-# ---- ``bulltask revoke`` ---------------------------------------------------------------------------------------------
 
 
 _MESSAGES: Final = {

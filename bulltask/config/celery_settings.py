@@ -246,7 +246,6 @@ _REDIS_BACKENDS: Final = (
     *"redis rediss redis+cluster rediss+cluster redis+sentinel rediss+sentinel sentinel rpc unix disabled".split(),
 )
 
-
 _DONE_ANYWAY: Final[Iterable[tuple[Callable[[object], bool], str]]] = (
     (
         lambda _: True,

@@ -161,9 +161,6 @@ def entries(value: Any, name: str) -> Mapping[str, Any] | None:
     return dict(value)
 
 
-# ---- names -----------------------------------------------------------------------------------------------------------
-
-
 def queue_name(value: Any, name: str) -> str:
     """Return a valid queue name."""
     try:
@@ -210,9 +207,6 @@ def time_zone(value: Any, name: str) -> str:
     zone = "UTC" if value is None else getattr(value, "key", value)
     zone_of(zone, name)
     return str(zone)
-
-
-# ---- a worker's processes --------------------------------------------------------------------------------------------
 
 
 def cores(value: Any, name: str) -> int:
@@ -306,9 +300,6 @@ def spark_settings(value: Any, name: str) -> Mapping[str, str]:
     return {key: str(item).lower() if isinstance(item, bool) else str(item) for key, item in settings.items()}
 
 
-# ---- retries and retention -------------------------------------------------------------------------------------------
-
-
 def jitter_fraction(value: Any, name: str) -> float:
     """Return the random fraction of a delay: a boolean (true is 0.2) or a number from 0 to 1."""
     parsed = value if isinstance(value, bool) else BOOLEAN_WORDS.get(str(value).lower())
@@ -349,9 +340,6 @@ def _parse_retention(text: str) -> Any:
         return {key.strip(): float(given) if key.strip() == "age" else int(given) for key, _, given in pairs}
     except ValueError:
         return None
-
-
-# ---- rate limits of tasks, and of queues in BullMQ's form ------------------------------------------------------------
 
 
 _MAX_JOBS: Final = 2**53 - 1
@@ -478,9 +466,6 @@ def _invalid(value: Any, name: str) -> ConfigError:
         f"{name} must be a rate such as '100/m' or {{'max': 100, 'duration': 60}}, or rates by queue, "
         f"not {value!r:.200}"
     )
-
-
-# ---- ``task_routes`` and ``task_annotations``, in all of Celery's forms ----------------------------------------------
 
 
 Route = Mapping[str, Any]
@@ -638,9 +623,6 @@ def parse_annotations(value: Any, name: str) -> Annotations | None:
     return parts
 
 
-# ---- payloads --------------------------------------------------------------------------------------------------------
-
-
 _PICKLES: Final = ("pickle", "application/x-python-serialize", "application/x-pickle")
 
 
@@ -669,9 +651,6 @@ def accepted_serializers(value: Any, name: str) -> tuple[str, ...]:
             f"{name} must be a list that contains json, because Node.js and canvases use it, not {value!r:.200}"
         )
     return names
-
-
-# ---- keys that sign and encrypt payloads: no error shows one, not even in a debugger or in Sentry --------------------
 
 
 T = TypeVar("T")
@@ -743,9 +722,6 @@ def _key(text: str, name: str) -> SecretKey:
     if len(secret) != KEY_BYTES:
         raise ConfigError(f"key {key_id!r:.200} in {name} must be {_WHAT}; {_HOW}")
     return SecretKey(key_id, secret)
-
-
-# ---- settings with secrets, wrapped as soon as they are read, before an error can show them --------------------------
 
 
 _URLS: Final = ("broker_url", "broker", "result_backend", "backend")

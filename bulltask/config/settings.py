@@ -240,9 +240,6 @@ class Settings(SettingTypes):
         return ["update", *SETTINGS]  # for completion in a shell
 
 
-# ---- names, bulltask's or Celery's -----------------------------------------------------------------------------------
-
-
 _CLOSE: Final = 0.75
 """The minimum similarity of a suggestion, 0 to 1. Names of settings are similar, so a lower value would mislead."""
 
@@ -330,9 +327,6 @@ def check_same_meaning(found: Mapping[str, tuple[str, Any]]) -> None:
                 f"{label} is 0: Celery then keeps results forever, but bulltask removes them immediately; set "
                 "None to keep them, or write app.conf.result_expires = 0 to remove them"
             )
-
-
-# ---- sources: objects, modules, TOML files, the environment ----------------------------------------------------------
 
 
 _PROJECT_FILE: Final = "pyproject.toml"

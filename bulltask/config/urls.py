@@ -303,9 +303,6 @@ def _redact_option(option: str) -> str:
     return f"{name}={HIDDEN}" if equals and _SECRET_OPTION.search(unquote(name)) else option
 
 
-# ---- the parser of ``broker_url``: checks a URL before anything connects, because redis-py ignores most mistakes -----
-
-
 URL_SCHEMES: Final = (
     "redis://",
     "rediss://",
@@ -443,9 +440,6 @@ def _check_verification(value: SecretUrl, given: Mapping[str, str], name: str) -
             f"{name} {value:.200} has ssl_cert_reqs=none, with which nothing is checked, and ssl_check_hostname: "
             "remove one of them"
         )
-
-
-# ---- the setting ``broker_credential_provider``: the source of the user and password for each new connection ---------
 
 
 _SETTING: Final = "broker_credential_provider"

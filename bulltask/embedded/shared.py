@@ -245,9 +245,6 @@ def _run_keeper(directory: Path, fds: list[int], command: list[str], server_log:
             raise BrokerUnavailableError(f"the embedded server's keeper did not start: {error}") from error
 
 
-# ---- the directory with a server's files, and the file that lets other processes find the server ---------------------
-
-
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 
@@ -367,9 +364,6 @@ def _last_use(directory: Path) -> float:
         return 1.0
 
 
-# ---- projects: each has its own server, unless ``embedded://NAME`` names another one ---------------------------------
-
-
 _MARKERS: Final = ("pyproject.toml", "setup.py", "setup.cfg", "manage.py", ".git", ".hg")
 """Files and directories at the root of a project."""
 
@@ -443,13 +437,9 @@ def calling_directory() -> Path | None:
     return None
 
 
-# ---- tests send nothing to the development server: in a test process, apps use an empty server of that process -------
-#
-# This applies while Django's test environment is set up (by ``manage.py test`` or pytest-django), and while pytest runs
-# with the plugin's setting ``bulltask_app``. Without the setting, pytest replaces only ``embedded://``, because another
-# URL may be that of a server for tests. Neither is imported here.
-
-
+# A process runs tests while Django's test environment is set up (by ``manage.py test`` or pytest-django), and while
+# pytest runs with the plugin's setting ``bulltask_app``. Without the setting, pytest replaces only ``embedded://``,
+# because another URL may be that of a server for tests. Neither is imported here.
 _PLUGIN: Final = "bulltask.testing.plugin"
 _DJANGO: Final = "django.test.utils"
 _LOCAL: Final = frozenset({"127.0.0.1", "localhost"})

@@ -169,11 +169,9 @@ def category_table(*, transient: str = "", permanent: str = "") -> dict[str, Err
     return dict.fromkeys(transient.split(), TRANSIENT) | dict.fromkeys(permanent.split(), PERMANENT)
 
 
-# ---- the chain of an exception's causes, and attribute access that never raises --------------------------------------
-#
-# The causes are explicit ones: ``raise … from cause``, and the exception that a wrapper contains as ``.reason``
-# (urllib, urllib3), as ``.orig`` (SQLAlchemy) or as its first argument. The implicit ``__context__`` is not a cause.
-# Otherwise, a bug in an ``except ConnectionError:`` block, whose context is the ``ConnectionError``, would be retried.
+# The causes of an exception are explicit ones: ``raise … from cause``, and the exception that a wrapper contains as
+# ``.reason`` (urllib, urllib3), as ``.orig`` (SQLAlchemy) or as its first argument. The implicit ``__context__`` is not
+# one: a bug in an ``except ConnectionError:`` block, whose context is the ``ConnectionError``, would be retried.
 
 
 def chain_of(exc: BaseException, skip: frozenset[int] = frozenset()) -> Iterator[BaseException]:
@@ -222,9 +220,6 @@ def text_of(exc: BaseException) -> str:
         return ""
 
 
-# ---- categories by message, for errors whose type, code and status are unknown ---------------------------------------
-
-
 _MAX_CHARS = 10_000  # a message may be megabytes long
 
 # Messages from Go, Node, curl, the C library and Redis for temporary errors of the network or of Redis.
@@ -242,9 +237,6 @@ def by_text(chain: Iterable[BaseException]) -> ErrorCategory | None:
     # Messages of SQLAlchemy's errors are skipped, because they contain the statement and its parameters.
     texts = (text_of(each)[:_MAX_CHARS] for each in chain if attribute(each, "orig") is None)
     return TRANSIENT if any(map(_TRANSIENT.search, texts)) else None
-
-
-# ---- HTTP errors from httpx, requests, urllib and aiohttp, by their status code --------------------------------------
 
 
 def status_of(exc: BaseException) -> int | None:
@@ -287,9 +279,6 @@ def _by_status(status: int | None) -> ErrorCategory | None:
         return None
     # 408 (timeout) and 425 (too early) are temporary, even though they are 4xx.
     return TRANSIENT if status >= 500 or status in {408, 425, 429} else PERMANENT
-
-
-# ---- database errors, by the drivers' error codes, because DB-API's exception types are too coarse -------------------
 
 
 # Transient: lost or refused connections, too many connections, shutdown, read-only after a failover, locks, deadlocks,
@@ -347,8 +336,6 @@ def _by_driver(exc: BaseException) -> ErrorCategory | None:
     return _SQLITE.get(code.partition("_")[0], TRANSIENT) if library == "SQLITE" else by_sqlstate(exc)
 
 
-# ---- the table of known exceptions from Python and popular libraries -------------------------------------------------
-#
 # An exception's classes are looked up from the most specific to the most general; the first match decides. A key
 # consists of the top-level package and a type's name, so ``redis.ConnectionError`` matches wherever redis defines it,
 # and the library is never imported.
@@ -485,10 +472,6 @@ _KNOWN = _table(
     (PERMANENT, "tarfile", "ReadError"),
     (PERMANENT, "yaml", "YAMLError"),
 )
-
-
-# ---- the delay that a server requests (``Retry-After``) --------------------------------------------------------------
-
 
 _MAX_MS = 3_600_000  # with a longer delay, the job would seem to be lost
 

@@ -36,7 +36,6 @@ __all__ = [
     "zone_of",
 ]
 
-
 T = TypeVar("T")
 
 
@@ -56,9 +55,6 @@ def value_class(cls: type[T] | None = None, /, *, kw_only: bool = False) -> type
     """
     decorator = dataclass(slots=True, unsafe_hash=True, kw_only=kw_only)
     return decorator if cls is None else decorator(cls)
-
-
-# ---- time: durations from users, a monotonic clock for deadlines, the server's time for timestamps in Redis ----------
 
 
 Duration = float | timedelta
@@ -187,12 +183,8 @@ class ServerClock:
         return int(self._offset_ms + mono_s() * 1000)
 
 
-# ---- timers of an event loop that take real time, also while a test has stopped the loop's clock ---------------------
-#
 # freezegun stops ``time.monotonic()``, by which an event loop decides when its own timers are due: ``asyncio.sleep()``
 # and ``asyncio.timeout()`` would never end, or end early when the test moves its clock.
-
-
 _DRIFT_S: Final = 1.0
 """An event loop whose clock differs by more does not use the monotonic clock."""
 _EARLY_S: Final = 0.001

@@ -279,13 +279,9 @@ def _short(value: int) -> str:
     return str(value) if abs(value) < 10**40 else f"of about {value.bit_length()} bits"
 
 
-# ---- numbers in options and in the fields of a job's hash ------------------------------------------------------------
-#
-# They are clamped when they are read, so that later code cannot overflow. Node stores ``Number.MAX_VALUE`` as
+# Numbers are clamped when they are read, so that later code cannot overflow. Node stores ``Number.MAX_VALUE`` as
 # ``1.7976931348623157e+308``. As a Python integer, this number has 309 digits, and overflows in msgpack, in shared
 # memory and in divisions.
-
-
 _EXACT_DIGITS: Final = 15  # of a number that needs no clamping
 _MAX_DIGITS: Final = 19  # of the largest integer that Redis supports
 _ZERO: Final = ord("0")

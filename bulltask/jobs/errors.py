@@ -84,7 +84,6 @@ __all__ = [
     "incompatible",
 ]
 
-
 _PACKAGE: Final = f"{Path(__file__).parents[1]}{os.sep}"
 
 
@@ -132,9 +131,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return the closest of the ``known`` names, ``""`` if the similarity of all is below ``cutoff`` (0 to 1)."""
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), "")
-
-
-# ---- exceptions that end an attempt early, raised by the task itself or by its worker --------------------------------
 
 
 class Interrupt(BaseException):
@@ -305,9 +301,6 @@ class WorkerShutdown(ReleaseJob):
     def __init__(self, reason: str = "its worker is stopping") -> None:
         super().__init__(reason)
         self.args = (reason,)
-
-
-# ---- errors: their names end in ``Error``, except for Celery's ``TimeLimitExceeded`` --------------------------------
 
 
 class BulltaskError(Exception):

@@ -61,10 +61,6 @@ __all__ = [
     "whole",
 ]
 
-
-# ---- retention of finished jobs, as users write it and as BullMQ stores it -------------------------------------------
-
-
 KeepJobs = bool | int | Mapping[str, Any]
 """``True``: remove immediately; ``False``: keep all; ``n``: keep the newest ``n``; ``{"age": seconds, "count": n}``."""
 
@@ -113,9 +109,6 @@ def whole(value: Any, name: str, *, low: int) -> int:
 def keep_to_wire(keep_ms: int) -> object:
     """Return ``keepJobs`` for a duration; BullMQ counts ``age`` in whole seconds, and zero keeps no job."""
     return {"age": max(1, keep_ms // 1000)} if keep_ms else True
-
-
-# ---- time limits of an attempt, and the exceptions for exceeding them ------------------------------------------------
 
 
 _SOFT: Final = "softTimeLimit"
@@ -213,9 +206,6 @@ def _text(limit_ms: int | None) -> str:
     return f"{(limit_ms or 0) / 1000:g} s"
 
 
-# ---- the checkpoint: how far a checkpointed task got -----------------------------------------------------------------
-
-
 CHECKPOINT_FIELD: Final = "bulltask:checkpoint"
 """The field of a job's hash with its :class:`Checkpoint`; BullMQ ignores it."""
 
@@ -263,9 +253,6 @@ class Checkpoint:
             f"field {CHECKPOINT_FIELD} of job {job_id} is not a checkpoint: {stored[:80]!r}; remove the field to "
             "restart the job from the beginning"
         )
-
-
-# ---- failures, limited in size, because Redis sends them to all listeners of the queue -------------------------------
 
 
 REASON_CHARS: Final = 10_000
@@ -408,8 +395,6 @@ def _truncate(text: str, max_chars: int) -> str:
     return f"{text[: kept_chars // 2]}{_ELLIPSIS}{text[-(kept_chars - kept_chars // 2) :]}"
 
 
-# ---- how a job receives the results of its child jobs as an argument -------------------------------------------------
-#
 # BullMQ stores the results of a job's children by their full keys, in no particular order. A job in a canvas also
 # stores, among bulltask's options, which parameter receives the results, and their order:
 #
@@ -426,7 +411,7 @@ REPLACEMENT_FIELD: Final = "bulltask:replacement"
 """The field of a job's hash with its :class:`Replacement`; BullMQ ignores it."""
 
 Shape = None | int | str | Sequence["Shape"]
-"""The structure of results; see the module."""
+"""The structure of results, as above."""
 
 NO_RESULTS: Final = {"to": ""}
 """The stored form for a job in a canvas that waits for other jobs, but receives no result from them."""

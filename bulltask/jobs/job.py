@@ -97,9 +97,6 @@ class HasJobRef(Protocol):
         ...
 
 
-# ---- a job to be sent ------------------------------------------------------------------------------------------------
-
-
 _IF_ANY: Final = ("retries", "sender", "origin", "canvas")
 _OF_ONE_JOB: Final = frozenset({"jobId", "delay", "timestamp", "parent", "de"})
 
@@ -286,9 +283,6 @@ def in_order(roots: Sequence[PlannedJob]) -> Iterator[PlannedJob]:
         level = [child for planned in level for child in planned.children]
 
 
-# ---- BullMQ's job options under Python names, with all checks of Node's client ---------------------------------------
-
-
 _DEDUPLICATION_FLAGS: Final = {"extend": "extend", "replace": "replace", "keep_last_if_active": "keepLastIfActive"}
 
 
@@ -462,9 +456,6 @@ def check_priority(value: object) -> int:
     return value
 
 
-# ---- the size of a job -----------------------------------------------------------------------------------------------
-
-
 _MAX_OTHER_BYTES: Final = 1_000
 _MAX_ESCAPE_BYTES: Final = 6
 """Upper bounds in bytes of JSON: for options without the sender's strings, and for a character in such a string."""
@@ -507,9 +498,6 @@ def check_together(data: bytes, stored: Mapping[str, object], limit: int, what: 
             f"{what} ({len(data):,} bytes of JSON) and the job's options with its headers ({rest:,}) together exceed "
             f"the limit of {limit:,}; store them elsewhere and send a reference, or raise max_payload"
         )
-
-
-# ---- the options, as any client may have written them ----------------------------------------------------------------
 
 
 BULLTASK_KEY: Final = "bulltask"
@@ -590,9 +578,6 @@ def _parse(stored: bytes, job_id: str) -> StoredOptions:
 @lru_cache(maxsize=1_000)
 def _parse_once(stored: bytes) -> StoredOptions:
     return _parse(stored, "")
-
-
-# ---- an acquired job -------------------------------------------------------------------------------------------------
 
 
 _REPLACEMENT: Final = REPLACEMENT_FIELD.encode()

@@ -46,12 +46,6 @@ __all__ = [
     "to_plain",
 ]
 
-
-# ---- states of a job, under BullMQ's names: they are stored in Redis, and only scripts change them -------------------
-#
-# "Paused" is a queue's flag, and "stalled" an event; neither is a job state.
-
-
 REVOKED: Final = "revoked"
 """``failedReason`` of a revoked job, and the error category of that failure."""
 
@@ -69,7 +63,7 @@ _CELERY: Final[Mapping[str, frozenset[object]]] = {
 
 
 class JobState(StrEnum):
-    """State of a job, as BullMQ's ``getState`` returns it.
+    """State of a job, as BullMQ's ``getState`` returns it; "paused" is a queue's flag, and "stalled" an event.
 
     A state also equals Celery's name for it: ``COMPLETED == "SUCCESS"``, ``FAILED == "FAILURE"``, ``ACTIVE ==
     "STARTED"``. ``DELAYED`` equals both ``"RETRY"`` and ``"PENDING"``; all other states equal ``"PENDING"``. The hash
@@ -107,9 +101,6 @@ class Revocation(StrEnum):
     TERMINATING = "terminating"  # the job is running, and its worker is stopping it
     FINISHED = "finished"  # the job had already completed or failed
     UNKNOWN = "unknown"  # the job does not exist
-
-
-# ---- names of queues, tasks and jobs: which names BullMQ's clients accept, and their form in Redis -------------------
 
 
 MAX_NAME: Final = 255
@@ -275,10 +266,8 @@ def _check_text(text: str, what: str) -> str:
     return text
 
 
-# ---- the JSON forms of types that JSON lacks: the strings that a Node.js developer would write -----------------------
-#
-# Type hints convert to these forms and back (:mod:`bulltask.registry.types`). With the setting ``convert_untyped``,
-# values without a hint are also written in these forms, but are not converted back.
+# Type hints convert values to their JSON forms, and back (:mod:`bulltask.registry.types`). With the setting
+# ``convert_untyped``, values without a hint are also written in these forms, but are not converted back.
 
 
 def format_datetime(moment: datetime) -> str:

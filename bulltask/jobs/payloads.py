@@ -61,10 +61,6 @@ __all__ = [
     "sign",
 ]
 
-
-# ---- the envelope: a JSON object around a payload that is not plain JSON ---------------------------------------------
-
-
 JSON: Final = "json"
 CLOUDPICKLE: Final = "cloudpickle"
 ZLIB: Final = "zlib"
@@ -214,9 +210,6 @@ def _bytes(text: str, what: str) -> bytes:
         raise DecodeError(f"{what} has a malformed payload envelope: it contains invalid base64") from None
 
 
-# ---- compression of payloads, with a limit on their size after decompression -----------------------------------------
-
-
 def check_compression(name: str | None) -> None:
     """Raise ``MissingExtraError`` if a compression method is not installed."""
     if name == ZSTD:
@@ -274,9 +267,6 @@ def _zstandard() -> ModuleType:
     import zstandard  # noqa: PLC0415 - an optional dependency
 
     return zstandard
-
-
-# ---- encryption of a body with AES-256-GCM, which also authenticates the envelope and its context --------------------
 
 
 _NONCE_BYTES: Final = 12
@@ -341,8 +331,6 @@ def _signature(envelope: Envelope, context: PayloadContext, key: SecretKey) -> b
     return hmac.digest(key.secret, envelope.signed_text(context) + b"\n" + envelope.body, "sha256")
 
 
-# ---- cloudpickle, for values that JSON cannot represent --------------------------------------------------------------
-#
 # A pickle can run any code when it is loaded. Therefore, this is the only module that loads pickles, and :func:`load`
 # is called only with bytes whose signature has been verified with a key of the app.
 
@@ -368,9 +356,6 @@ def load(data: bytes, what: str) -> Any:
         error = DecodeError(f"{what} cannot be unpickled: {type(exc).__name__}: {exc}")
         # A module or class does not exist in this version of the app.
         raise incompatible(error) if isinstance(exc, ImportError | AttributeError) else error from exc
-
-
-# ---- ``PayloadCodec``: writes and reads an app's arguments, results and exceptions -----------------------------------
 
 
 R = TypeVar("R")

@@ -229,9 +229,6 @@ def _text(values: frozenset[int], low: int, high: int) -> str:
     return ",".join(str(value) for value in sorted(values))
 
 
-# ---- job schedulers: their repeat options, and how Redis stores them -------------------------------------------------
-
-
 class Rule(TypedDict, total=False):
     """A job scheduler's schedule, with either ``every`` or ``cron``. ``None`` is the same as leaving an option out.
 

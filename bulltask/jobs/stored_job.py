@@ -216,9 +216,6 @@ def _texts(raw: Mapping[bytes, bytes], name: bytes) -> tuple[str, ...]:
     return tuple(text for text in value if isinstance(text, str)) if isinstance(value, list) else ()
 
 
-# ---- error callbacks of a job in a canvas: calls that are stored with it and added when it fails ---------------------
-
-
 FAILED_JOB_FIELD: Final = "bulltask:failedJob"
 """The field of a job's hash with the :class:`FailedJob` whose failure caused it to fail; BullMQ ignores it."""
 

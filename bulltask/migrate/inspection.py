@@ -54,7 +54,6 @@ __all__ = [
     "read_jobs",
 ]
 
-
 _ONLY_BULLMQ = frozenset({"atm", "ats", "stc", "rjk", "parentKey", "parent", "pb", "defa", "nrjid"})
 _ONLY_BULLMQ_OPTS = frozenset(
     {"repeatJobKey", "de", "kl", "fpof", "cpof", "idof", "rdof", "tm", "omc", "parent", BULLTASK_KEY}
@@ -139,9 +138,6 @@ class BullJob:
     def due_ms(self) -> int:
         """Return when a delayed job is due, in epoch milliseconds; its score is 4096 times that, as in BullMQ."""
         return int(float(self.score)) // 4096
-
-
-# ---- the plan of a migration, and its report -------------------------------------------------------------------------
 
 
 _MAX_LISTED = 5
@@ -305,9 +301,6 @@ class MigrationReport:
         return not self.outcome.total_skipped and not self.repeatables_skipped
 
 
-# ---- detect whether a queue is Bull's or BullMQ's; most of their keys have the same names ----------------------------
-
-
 JOB_KEYS: Final = ("delayed", "paused", "wait", "active", "failed", "completed")
 """Suffixes of the keys that contain Bull's jobs, in the order of migration: the most urgent jobs first."""
 
@@ -375,9 +368,6 @@ def detect_layout(info: QueueInfo, origins: Counter[JobOrigin]) -> QueueLayout:
 def _is_bullmq(info: QueueInfo) -> bool:
     # Late versions of Bull write a single field of meta, `paused`.
     return any(info.types[key] == kind for key, kind in _BULLMQ_KEYS.items()) or bool(info.meta.keys() - {"paused"})
-
-
-# ---- read a Bull queue without changing it: its keys, its jobs page by page, its workers -----------------------------
 
 
 PAGE_SIZE: Final = 200

@@ -303,9 +303,6 @@ class JobCheck:
         return change, conversion
 
 
-# ---- convert a job's hash from Bull's layout to BullMQ's, without access to Redis ------------------------------------
-
-
 _DROPPED: Final = ("attemptsMade", "stalledCounter", "retriedOn", "attempts", "id", "lockAcquired")
 _NOT_KEPT: Final = ("timestamp", "repeat", "prevMillis", "debounce")
 

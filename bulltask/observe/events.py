@@ -65,10 +65,6 @@ __all__ = [
     "WorkerStopping",
 ]
 
-
-# ---- declarations ----------------------------------------------------------------------------------------------------
-
-
 _ERROR_CHARS: Final = 2_000
 _TRACEBACK_CHARS: Final = 32_000
 _STACKS_CHARS: Final = 100_000
@@ -191,9 +187,6 @@ _KILL_HINTS: Final = {
     "exit_timeout": "Its jobs had ended, but a thread or an atexit function had not: a thread that need not end should "
     "be a daemon",
 }
-
-
-# ---- events of children ----------------------------------------------------------------------------------------------
 
 
 class ChildEvent(Event):
@@ -558,9 +551,6 @@ class StacksDumped(ChildEvent):
     pid: int
     stacks: str
     """Its threads, innermost call first, and its asyncio tasks, outermost call first. The text can be long."""
-
-
-# ---- events of the supervisor ----------------------------------------------------------------------------------------
 
 
 @event(

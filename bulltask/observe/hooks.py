@@ -30,7 +30,6 @@ from bulltask.registry.request import Request
 
 __all__ = ["Middleware", "OutgoingJob"]
 
-
 _SEND: Final = ("before_send", "after_send", "abefore_send", "aafter_send")
 _RUN: Final = ("before_run", "after_run", "abefore_run", "aafter_run")
 
@@ -171,9 +170,6 @@ class OutgoingJob:
     def job(self) -> NewJob:
         """The job as it was before the hooks."""
         return self._job
-
-
-# ---- calls a hook so that whatever it does affects nothing but the hook itself ---------------------------------------
 
 
 MAY_END_ATTEMPT: Final = (Interrupt, asyncio.CancelledError)

@@ -134,9 +134,6 @@ def _level_number(level: str) -> int:
     return logging.getLevelNamesMapping()[level.upper()]
 
 
-# ---- events ----------------------------------------------------------------------------------------------------------
-
-
 _REPR = reprlib.Repr()  # reads only the first elements, because a result may be large
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = RESULT_CHARS
 _REPR.maxlist = _REPR.maxtuple = _REPR.maxdict = _REPR.maxset = _REPR.maxfrozenset = 50
@@ -198,9 +195,6 @@ def listener_errors(log: FilteringBoundLogger) -> OnError:
         )
 
     return report
-
-
-# ---- the standard library's ``logging`` ------------------------------------------------------------------------------
 
 
 class _Bridge(logging.Handler):
@@ -297,9 +291,6 @@ def _as_record(_: WrappedLogger, __: str, fields: EventDict) -> Mapping[str, Any
     below = [str(fields[name]).rstrip() for name in _BELOW if fields.get(name)]
     extra = {f"bulltask_{name}" if name in _RESERVED else name: value for name, value in fields.items()}
     return {"msg": "\n".join([" ".join(words), *below]), "extra": extra, "exc_info": exc_info}
-
-
-# ---- from a line's fields to its text --------------------------------------------------------------------------------
 
 
 class _Sink:
@@ -442,9 +433,6 @@ def _dropped_line(count: int, context: Iterable[Processor], renderer: Iterable[P
     for step in (*context, *renderer):
         fields = step(None, "warning", fields)
     return str(fields)
-
-
-# ---- the stream ------------------------------------------------------------------------------------------------------
 
 
 ATOMIC = 4096  # PIPE_BUF of Linux: a pipe that polls as writable accepts this much without blocking

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MetricsCollector", "QueueLengths", "bind", "run_exporter"]
 
-
 QueueLengths = Callable[[], Mapping[str, Mapping[str, int]]]
 """Reads from Redis how many jobs each queue has in each state (``wait``, ``active``, …)."""
 
@@ -134,9 +133,6 @@ def _histograms(name: str, help_text: str, histograms: Mapping[str, Histogram]) 
     for queue, histogram in histograms.items():
         family.add_metric((queue,), list(zip(_BOUNDS, histogram.buckets, strict=True)), histogram.seconds)
     return family
-
-
-# ---- the exporter ----------------------------------------------------------------------------------------------------
 
 
 CLIENT_TIMEOUT_S = 10

@@ -36,7 +36,6 @@ __all__ = [
     "worker_shutting_down",
 ]
 
-
 Receiver = Callable[..., Any]
 """A function that accepts keyword arguments; its return value is ignored."""
 F = TypeVar("F", bound=Receiver)
@@ -232,9 +231,6 @@ def report_failure(hook: Any, on: str, exc: BaseException) -> None:
     count = _failures[name, on]
     if count & (count - 1) == 0:
         _logger.error("Hook failed", extra={"hook": name, "on": on, "failures": count}, exc_info=exc)
-
-
-# ---- the signals: the text below each has its sender, its keyword arguments, and where its receivers are called ------
 
 
 PUBLISH_SIGNALS: Final = ReceiverFlag()

@@ -61,7 +61,8 @@ __all__ = [
 TABLE: Final = "bulltask_outbox"
 
 VERSION: Final = 1
-"""The version of the stored form."""
+"""The version of the stored form: increment it if relays of the previous version cannot read a changed form. A relay
+ignores rows of newer versions, which newer relays send."""
 
 
 class OutboxBase:
@@ -149,9 +150,6 @@ def _row(roots: Sequence[PlannedJob], now_ms: int) -> NewRow:
     return NewRow(VERSION, now_ms, call.encode())
 
 
-# ---- the interface to an outbox's table, implemented for each database library ---------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class NewRow:
     """A row to insert: the stored form of a call, its version, and the time of the call in epoch milliseconds."""
@@ -222,14 +220,6 @@ class Store(Protocol):
         ...
 
 
-# ---- the stored form of a call: the jobs as they will be sent, as JSON text ------------------------------------------
-#
-# Times are absolute: ``countdown`` and ``expires`` count from the call, even if the jobs reach Redis later.
-#
-# Increment :data:`VERSION` if relays of the previous version cannot read a changed format. A relay ignores rows of
-# newer versions, which newer relays send.
-
-
 _HOUR_MS: Final = 3_600_000
 _DEFAULTS: Final = JobOptions()
 _NOT_IN_JSON: Final = {"backoff": Backoff, "time_limits": TimeLimits}
@@ -240,6 +230,7 @@ _NOT_IN_JSON: Final = {"backoff": Backoff, "time_limits": TimeLimits}
 class StoredCall:
     """The jobs of one call: a single job, or the trees of a canvas.
 
+    Times are absolute: ``countdown`` and ``expires`` count from the call, even if the jobs reach Redis later.
     ``write_id`` identifies the write to Redis, so that sending the row again adds nothing
     (:class:`bulltask.transport.scripts.add.IdempotentWrite`).
     """
@@ -341,9 +332,6 @@ def _decoded_job(stored: Mapping[str, Any]) -> NewJob:
         timestamp_ms=stored.get("timestamp_ms"),
         has_custom_id=stored.get("has_custom_id", False),
     )
-
-
-# ---- relays, which poll an outbox's table and send its rows ----------------------------------------------------------
 
 
 _BATCH: Final = 500

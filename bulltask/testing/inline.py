@@ -206,9 +206,6 @@ class InlineWorker:
         return _FOREVER_MS if timeout_ms is None else self.clock.now_ms() + timeout_ms
 
 
-# ---- one run: acquires jobs that are ready, and writes the outcomes of their attempts --------------------------------
-
-
 MAX_ATTEMPTS: Final = 10_000
 """A run of more attempts than this is assumed to never end."""
 

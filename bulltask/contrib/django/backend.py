@@ -160,9 +160,6 @@ class BulltaskBackend(_base.BaseTaskBackend):  # type: ignore[misc]
         return _new_result(task, job.id, self.alias, enqueued_ms=job.timestamp_ms, **data), job
 
 
-# ---- jobs as Django's ``TaskResult`` ---------------------------------------------------------------------------------
-
-
 def _new_result(
     task: Any,
     result_id: str,
@@ -270,9 +267,6 @@ def _class_path(trace: str) -> str:
     found = _EXCEPTION.search(trace, trace.rfind(_FRAME) + 1)
     name = "Exception" if found is None else found[1]
     return name if "." in name else f"builtins.{name}"
-
-
-# ---- Django's tasks in a worker --------------------------------------------------------------------------------------
 
 
 def _register(task: Any, options: TaskOptions) -> AnyTask[..., Any]:

@@ -105,9 +105,6 @@ def _create_task_backends() -> list[str]:
     return []
 
 
-# ---- Django's tasks API: ``django.tasks`` in Django 6, or the package ``django-tasks`` for Django 5 ------------------
-
-
 @functools.cache
 def _tasks_package() -> str | None:
     """Return the name of the package, ``None`` if neither is installed."""
