@@ -120,6 +120,33 @@ def test_starts_count_separately_from_crashes(harness: WorkerHarness) -> None:
     assert worker.logged("Crash limit reached") == []
 
 
+@pytest.mark.parametrize("end", ["killed", "stopped", "suspended"])
+def test_a_job_that_may_start_once_does_not_run_twice_when_its_worker_ends(harness: WorkerHarness, end: str) -> None:
+    settings = {**SHORT_INTERVALS, "max_started_attempts": 1}
+    first = harness.worker(children=1, settings=settings)
+    job = harness.hold()
+    processes = [first.pid, int(harness.wait_for_start(job)["pid"])]
+    if end == "killed":
+        kill(first)
+    elif end == "stopped":
+        first.send(signal.SIGQUIT)
+        assert first.wait() == 0
+    else:
+        for pid in processes:
+            os.kill(pid, signal.SIGSTOP)
+    harness.worker(children=1, settings=settings)
+    with pytest.raises(PermanentError, match=STARTED_TOO_OFTEN):
+        job.get(timeout=60)
+    if end == "suspended":
+        for pid in reversed(processes):
+            os.kill(pid, signal.SIGCONT)
+        harness.open_gate()
+        first.wait_for_line("Lock lost", job_id=job.id)
+    assert harness.start_count(job) == 1
+    with pytest.raises(PermanentError, match=STARTED_TOO_OFTEN):
+        job.get(timeout=60)
+
+
 # ---- max_stalled_count and the check --------------------------------------------------------------------------------
 
 

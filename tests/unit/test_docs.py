@@ -46,7 +46,10 @@ TUTORIAL = ROOT / "docs/tutorial/first-steps.md"
 SIGNALS = ROOT / "docs/reference/signals.md"
 CONFIGURATION = ROOT / "docs/reference/configuration.md"
 PAGES = sorted(
-    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")],
+    [
+        *(page for folder in (".", "tools", "examples") for page in (ROOT / folder).glob("*.md")),
+        *(ROOT / "docs").rglob("*.md"),
+    ],
     key=lambda path: path.as_posix(),
 )
 DOCS = ("tutorial", "how-to", "reference", "explanation")
