@@ -179,7 +179,10 @@ class LogListener:
         """Return the function that writes a line with this level, given its text and fields."""
         name, sink = logging.getLevelName(level).lower(), getattr(self._log, "_logger", None)
         writer: Callable[..., None] = getattr(self._log, name)
-        return sink.event_writer(name) if isinstance(sink, _Sink) and sink.as_json else writer
+        # Below the logger's level, its own method drops the line; the sink's would write it.
+        if isinstance(sink, _Sink) and sink.as_json and self._log.is_enabled_for(level):
+            return sink.event_writer(name)
+        return writer
 
 
 def listener_errors(log: FilteringBoundLogger) -> OnError:
