@@ -122,9 +122,6 @@ def test_a_job_whose_send_timed_out_is_stored_once_if_it_is_sent_again(
     assert waiting.count("invoice-5") == 1
 
 
-@pytest.mark.xfail(
-    strict=False, reason="a regression of 2026-11-29, not yet understood: the send times out at a latency of 0.4 s"
-)
 def test_the_limit_applies_to_each_round_trip_of_many_jobs(proxy: FlakyProxy, redis_client: redis.Redis) -> None:
     app = App("sender", f"redis://127.0.0.1:{proxy.port}/0", broker_publish_timeout=4)
     work = app.task(name="work")(lambda n: None)

@@ -46,7 +46,7 @@ AfterLoss = Literal["reset", "freeze"]
 MATCH_BYTES = 4_096
 PIECES_PER_SECOND = 20  # at a limited bandwidth, data is written in pieces that take a twentieth of a second
 CHUNK = 65_536
-CHUNKS_HELD = 16
+BYTES_HELD = 16 * CHUNK
 # The reply to SUBSCRIBE and similar commands, once per channel: a push in RESP3, an array in RESP2.
 CONFIRMATION = re.compile(rb"[*>]3\r\n\$\d+\r\n[ps]?(un)?subscribe\r\n")
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER with a time of 0: close() sends RST instead of FIN
@@ -480,7 +480,9 @@ class Lane(ABC):
         self.faults = faults
         self.counts = counts
         self.frames = Frames()
-        self._queue: asyncio.Queue[tuple[float, bytes | End]] = asyncio.Queue(CHUNKS_HELD)
+        self._queue: asyncio.Queue[tuple[float, bytes | End]] = asyncio.Queue()
+        self._size = 0  # bytes in the queue; chunks may be small, so their number would limit the speed
+        self._has_room = asyncio.Event()
         self._held = False  # the writer has removed bytes from the queue and has not sent them yet
 
     @property
@@ -501,7 +503,12 @@ class Lane(ABC):
 
     async def put(self, item: bytes | End) -> None:
         """Queue bytes that have just arrived; empty bytes only wake up the writer."""
-        await self._queue.put((asyncio.get_running_loop().time(), item))
+        read_at = asyncio.get_running_loop().time()
+        while self._size >= BYTES_HELD:
+            self._has_room.clear()
+            await self._has_room.wait()
+        self._size += _size(item)
+        self._queue.put_nowait((read_at, item))
 
     async def write(self) -> None:
         """Pass the bytes on as the faults allow, and then the end of the stream.
@@ -512,6 +519,8 @@ class Lane(ABC):
         item: bytes | End = b""
         while item is not End.CLOSED or self.connection.frozen:
             read_at, item = await self._queue.get()
+            self._size -= _size(item)
+            self._has_room.set()
             self._held = True
             await self.faults.delay(read_at)
             self._held = False
@@ -536,6 +545,10 @@ class Lane(ABC):
             await loop.sock_sendall(self.target, view[:size])
             await self.faults.pace(size, reply=self.has_replies)
             view = view[size:]
+
+
+def _size(item: bytes | End) -> int:
+    return len(item) if isinstance(item, bytes) else 0
 
 
 class RequestLane(Lane):
