@@ -450,18 +450,12 @@ class AsyncLoop:
                     self._give_back([acquired])
             for key, acquired in tuple(self._fetching.items()):
                 if self._fetching.pop(key, None) is not None:
+                    keys, token = acquired.keys, acquired.slot.token
                     with suppress(BrokerError, JobError):
-                        for _, job_id in run(find_by_token(acquired.keys, [acquired.slot.token])):
+                        for _, job_id in run(find_by_token(keys, [token])):
                             if job_id != acquired.job.id:
-                                self._release_or_fail(run, acquired, job_id)
-
-    def _release_or_fail(self, run: Callable[[Call[Any]], Any], acquired: AcquiredJob, job_id: str) -> None:
-        """Release the job that ``acquired``'s last call has fetched, or fail it if it is malformed."""
-        keys, token = acquired.keys, acquired.slot.token
-        try:
-            run(release_unstarted(keys, job_id, token))
-        except BrokerError as exc:
-            run(self._finisher.malformed.call(keys, token, job_id, exc))
+                                release = release_unstarted(keys, job_id, token)
+                                self._finisher.malformed.release(run, keys, token, job_id, release)
 
     def start(self, acquired: AcquiredJob, attempt: Attempt) -> None:
         """Start an async attempt; the loop gives its slot back when the job has finished."""

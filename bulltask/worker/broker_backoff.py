@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -46,7 +46,7 @@ from bulltask.observe.events import (
     RedisRecovered,
 )
 from bulltask.registry.request import ancestry
-from bulltask.transport.call import Call, QueueKeys, SyncClient
+from bulltask.transport.call import Call, QueueKeys
 from bulltask.transport.scripts.add import AddedJob, added_job
 from bulltask.transport.scripts.move import CRASHES, FetchOptions, fail_malformed, malformed_finish, move_to_finished
 
@@ -227,6 +227,10 @@ def with_parent_waits(reason: str, trace: str, waits: str) -> tuple[str, str]:
     return (reason, f"{trace}{waits}\n") if reason == REVOKED else (f"{reason} ({waits})", trace)
 
 
+_Run = Callable[[Call[Any]], Any]
+"""Makes a call and returns its result."""
+
+
 class MalformedJobHandler:
     """Fails jobs that cannot be acquired or recovered because their hash is malformed."""
 
@@ -254,12 +258,24 @@ class MalformedJobHandler:
 
         return replace(call, parse_reply=parse_reply)
 
-    def fail_if_malformed(self, client: SyncClient, keys: QueueKeys, token: str, job_id: str, exc: Exception) -> bool:
+    def fail_if_malformed(self, run: _Run, keys: QueueKeys, token: str, job_id: str, exc: Exception) -> bool:
         """Make that call."""
         try:
-            return client.run(self.call(keys, token, job_id, exc))
+            return bool(run(self.call(keys, token, job_id, exc)))
         except JobError:  # the job has finished, or another worker has it: it no longer blocks this worker
             return True
+
+    def release(self, run: _Run, keys: QueueKeys, token: str, job_id: str, release: Call[Any]) -> None:
+        """Make the call that releases a job, or fail the job if it is malformed.
+
+        Otherwise, it would keep the token of a free slot, and the supervisor would renew its lock forever.
+        """
+        try:
+            run(release)
+        except BrokerError as exc:
+            is_reply = QueueBackoff.affects_queue(exc) and exc.node is None
+            if not (is_reply and self.fail_if_malformed(run, keys, token, job_id, exc)):
+                raise
 
 
 # Crash quarantine: separates a job that crashes children (a poison pill) from the other jobs of those children.

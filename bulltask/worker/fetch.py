@@ -532,22 +532,14 @@ class JobFetcher:
         try:
             for token, job_id in self.client.run(find_by_token(keys, [slot.token for slot in slots])):
                 with suppress(JobError):  # the job has since finished, or was acquired by another worker
-                    self._release_or_fail(keys, token, job_id)
+                    release = move_from_active_to_wait(keys, job_id, token)
+                    self._malformed.release(self.client.run, keys, token, job_id, release)
         except BrokerError as exc:
             if not QueueBackoff.affects_queue(exc):
                 raise
             self._skip_queue(index, exc)
             return exc.node is None  # the stalled check recovers the jobs of a broken queue
         return True
-
-    def _release_or_fail(self, keys: QueueKeys, token: str, job_id: str) -> None:
-        """Release a job, or fail it if it is malformed. Otherwise, the supervisor would renew its lock forever."""
-        try:
-            self.client.run(move_from_active_to_wait(keys, job_id, token))
-        except BrokerError as exc:
-            is_reply = QueueBackoff.affects_queue(exc) and exc.node is None
-            if not (is_reply and self._malformed.fail_if_malformed(self.client, keys, token, job_id, exc)):
-                raise
 
     def disconnect(self) -> None:
         """Close the connections; they are opened again when needed."""
@@ -578,7 +570,7 @@ class JobFetcher:
         keys, was_malformed = self.round_robin.queues[index], False
         try:
             for token, job_id in self.client.run(find_by_token(keys, [slot.token])):
-                if self._malformed.fail_if_malformed(self.client, keys, token, job_id, exc):
+                if self._malformed.fail_if_malformed(self.client.run, keys, token, job_id, exc):
                     was_malformed = True
                 else:
                     with suppress(JobError):

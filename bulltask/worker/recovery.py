@@ -402,7 +402,7 @@ class Recovery:
             except (JobError, *RECOVERABLE):
                 raise
             except Exception as exc:
-                if not self._malformed.fail_if_malformed(self._client, keys, token, job_id, exc):
+                if not self._malformed.fail_if_malformed(self._client.run, keys, token, job_id, exc):
                     raise
             # Wake waiting workers: BullMQ's scripts add no marker for a prioritized job, nor in a queue that has
             # reached its global concurrency. Not in the same round trip, because a script that is not loaded yet would

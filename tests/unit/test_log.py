@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import threading
 import warnings
 from collections.abc import Iterator
@@ -135,6 +136,25 @@ def test_every_event_can_be_logged_and_counted_as_it_is_declared(event: Event) -
     bus.emit(event)
     (line,) = log.lines()
     assert line["event"] == EVENTS_BY_CLASS[type(event)].text
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=[type(event).__name__ for event in EVENTS])
+def test_the_line_of_an_event_equals_the_one_that_structlogs_chain_writes(event: Event) -> None:
+    fast, chain = Log(), Log()
+    chain.logger._logger.as_json = False  # type: ignore[attr-defined]
+    LogListener(chain.logger).attach(bus := Bus())
+    fast.bus.emit(event)
+    bus.emit(event)
+    (text,), (expected,) = fast.texts(), chain.texts()
+    time = re.compile(r'(?<="timestamp": ")[^"]+')
+    assert time.sub("", text) == time.sub("", expected)
+
+
+def test_at_level_warning_a_worker_that_stops_without_an_error_is_not_logged() -> None:
+    log = Log(level="warning")
+    log.bus.emit(events.WorkerStopped(0))
+    assert log.texts() == []
+    assert log.emit(events.WorkerStopped(1))["level"] == "error"
 
 
 # ---- lines about jobs and connections ----
