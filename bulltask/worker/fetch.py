@@ -672,9 +672,8 @@ class JobFetcher:
         While Redis is unavailable, the call is retried, and the supervisor renews the job's lock.
         """
         job, interrupted, delay_ms = acquired.job, False, None
-        acquired.slot.enter(
-            SlotState.FINISHING, mono_ms()
-        )  # an active job whose lock the call removes would be reported
+        # An active job whose lock the call removes would be reported.
+        acquired.slot.enter(SlotState.FINISHING, mono_ms())
         while True:
             call = start_or_throttle(acquired.keys, job, acquired.slot.token, rate, self._clock.now_ms())
             try:
