@@ -42,6 +42,7 @@ class Terminal:
 
     def __init__(self, directory: Path, *options: str) -> None:
         self.output = ""
+        self._read = 0
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
             os.chdir(directory)
@@ -49,12 +50,13 @@ class Terminal:
             os.execve(sys.executable, words, {**os.environ, "NO_COLOR": "1"})
 
     def read_until(self, text: str) -> str:
-        """Read until the output contains ``text``, for up to a minute; return what was read."""
-        start, until_s = len(self.output), mono_s() + 60
-        while text not in self.output[start:]:
+        """Read until ``text`` follows what the last call returned, for up to a minute; return the output up to it."""
+        start, until_s = self._read, mono_s() + 60
+        while (found := self.output.find(text, start)) < 0:
             assert select.select([self._fd], [], [], max(0, until_s - mono_s()))[0], self.output
             self.output += os.read(self._fd, 4096).decode()
-        return self.output[start:]
+        self._read = found + len(text)
+        return self.output[start : self._read]
 
     def type(self, text: str) -> None:
         """Type keys."""
