@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bulltask.cli.options import job_lake_option, time_or_age
-from bulltask.cli.terminal import as_table, duration_text, in_one_line, stamp
+from bulltask.cli.groups import HintGroup
+from bulltask.cli.options import job_lake_option, json_option, time_or_age
+from bulltask.cli.terminal import as_table, duration_text, in_one_line, print_json, stamp
 from bulltask.config.process import stop_signals
-from bulltask.lake.formatting import json_text
 
 if TYPE_CHECKING:
     from bulltask.lake.records import JobRecord
@@ -24,7 +24,7 @@ __all__ = ["history"]
 _REASON_WIDTH = 80
 
 
-@click.group("history", short_help="Search the data lake for finished or removed jobs.")
+@click.group("history", cls=HintGroup, short_help="Search the data lake for finished or removed jobs.")
 def history() -> None:
     """Search for finished or removed jobs, including jobs that are no longer in Redis.
 
@@ -55,7 +55,7 @@ def history() -> None:
 )
 @click.option("--limit", type=int, default=20, show_default=True, help="Jobs per page, up to 1,000.")
 @click.option("--cursor", help="Show the page after this cursor, which the previous page printed.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def search(*, lake: Path, limit: int, cursor: str | None, as_json: bool, **filters: Any) -> None:
     """Search for finished or removed jobs, latest first. A job must match all filters.
 
@@ -67,7 +67,7 @@ def search(*, lake: Path, limit: int, cursor: str | None, as_json: bool, **filte
 
     page = History(lake).search(limit=limit, cursor=cursor, **filters)
     if as_json:
-        click.echo(json_text(to_json(page)))
+        print_json(to_json(page))
         return
     if not page.jobs:
         click.echo("No jobs found.")

@@ -18,14 +18,14 @@ import click
 
 from bulltask.app import App
 from bulltask.cli.app_loader import load_app_or_broker
-from bulltask.cli.options import job_lake_option, redis_options
-from bulltask.cli.terminal import ago, as_table, duration_text, echo, in_one_line, safe, stamp
+from bulltask.cli.groups import HintGroup
+from bulltask.cli.options import ExitCode, job_lake_option, json_option, redis_options
+from bulltask.cli.terminal import ago, as_table, duration_text, echo, in_one_line, print_json, safe, stamp
 from bulltask.config.config import Config
 from bulltask.jobs.errors import BrokerAuthError, BrokerError, ConfigError, InvalidNameError, JobError
 from bulltask.jobs.job import BULLTASK_KEY
 from bulltask.jobs.names import Revocation, bullmq_name, check_queue_name, name_in_app
 from bulltask.jobs.payloads import describe, is_envelope
-from bulltask.lake.formatting import json_text
 from bulltask.queue import Job
 from bulltask.transport.broker import scan_up_to
 from bulltask.transport.call import SyncClient, command
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["job", "revoke"]
 
 
-@click.group("job", short_help="Show a job from Redis and from the data lake.")
+@click.group("job", cls=HintGroup, short_help="Show a job from Redis and from the data lake.")
 def job() -> None:
     """Show a job, even if it is no longer in Redis.
 
@@ -52,7 +52,7 @@ def job() -> None:
 @job_lake_option(required=False)
 @click.option("--queue", help="The job's queue; required if several queues have a job with this id.")
 @click.option("--no-redis", is_flag=True, help="Read the lake only.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.pass_context
 def show(
     ctx: click.Context, /, *, job_id: str, lake: Path | None, queue: str | None, no_redis: bool, **options: Any
@@ -62,7 +62,7 @@ def show(
     Redis is searched first. Without --queue, all queues are searched: those of the app, the lake and connected workers
     first, then the others. The lake adds jobs that Redis no longer has, and the history of each attempt.
 
-    Exit codes: 0 (the job was found), 1 (it was not found, or an error).
+    Exit codes: 0 (the job was found), 1 (an error), 4 (it was not found).
     """
     if no_redis and lake is None:
         raise click.UsageError("--no-redis needs --lake")
@@ -70,9 +70,9 @@ def show(
     history = None if lake is None else _in_lake(lake, job_id, queue, redis_job)
     if redis_job is None and history is None:
         echo(_not_found(job_id, queue, lake, searched_redis=not no_redis), err=True)
-        ctx.exit(1)
+        ctx.exit(ExitCode.NOT_FOUND)
     if options["as_json"]:
-        click.echo(json_text(_to_json(job_id, redis_job, history)))
+        print_json(_to_json(job_id, redis_job, history))
         return
     echo("\n".join(_page(job_id, redis_job, history)))
 
@@ -403,7 +403,7 @@ _MESSAGES: Final = {
     Revocation.FINISHED: "finished: the job had already finished",
     Revocation.UNKNOWN: "unknown: the job does not exist",
 }
-_EXITS: Final = {Revocation.RUNNING: 3, Revocation.UNKNOWN: 4}
+_EXITS: Final = {Revocation.RUNNING: ExitCode.PENDING, Revocation.UNKNOWN: ExitCode.NOT_FOUND}
 
 
 @click.command("revoke", short_help="Prevent jobs from running, or cancel running jobs.")

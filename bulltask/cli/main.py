@@ -2,27 +2,25 @@
 
 Each command or group of commands is a function in a module of this package; ``COMMANDS`` names them. Options that
 several commands have are in :mod:`bulltask.cli.options`; the app that ``-A`` names is loaded by
-:mod:`bulltask.cli.app_loader`.
+:mod:`bulltask.cli.app_loader`; what an unknown command or option is answered with is in :mod:`bulltask.cli.groups`.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
+from bulltask.cli.groups import CELERY_COMMANDS, LazyGroup
 from bulltask.cli.options import broker_option, config_option
 from bulltask.config.process import open_standard_streams
 from bulltask.config.urls import SecretUrl
-from bulltask.jobs.errors import BulltaskError
 
 if TYPE_CHECKING:  # imported late, so that --help is fast
     from bulltask.app import App
 
-__all__ = ["COMMANDS", "LazyGroup", "main", "run_for"]
+__all__ = ["COMMANDS", "main", "run_for"]
 
 COMMANDS: Final = {
     "acl": "bulltask.cli.acl:acl",
@@ -38,44 +36,13 @@ COMMANDS: Final = {
     "worker": "bulltask.cli.worker:worker",
 }
 
-_EXTRAS: Final = {"pyarrow": "history", "jinja2": "report", "numpy": "spark", "pyspark": "spark", "py4j": "spark"}
-"""Optional packages, each with the smallest extra that installs it."""
 
-
-class LazyGroup(click.Group):
-    """A click group that imports a command's module (``module:attribute``) only when the command is used."""
-
-    def __init__(self, *, places: Mapping[str, str], **attrs: Any) -> None:
-        super().__init__(**attrs)
-        self._places = places
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """Return the names of all commands."""
-        return sorted(self._places)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
-        """Import a command; return ``None`` for an unknown name."""
-        if (place := self._places.get(cmd_name)) is None:
-            return None
-        module, _, attribute = place.partition(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command
-
-    def invoke(self, ctx: click.Context) -> object:
-        """Run the command; print bulltask's errors as one line, without a traceback."""
-        try:
-            return super().invoke(ctx)
-        except BulltaskError as exc:
-            from bulltask.cli.terminal import safe  # noqa: PLC0415 - only for an error
-
-            raise click.ClickException(safe(str(exc))) from exc
-        except ModuleNotFoundError as exc:
-            if (extra := _EXTRAS.get((exc.name or "").partition(".")[0])) is None:
-                raise
-            raise click.ClickException(f"{exc.name} is not installed: pip install 'bulltask[{extra}]'") from exc
-
-
-@click.group(cls=LazyGroup, places=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    places=COMMANDS,
+    hints=CELERY_COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(version("bulltask"), prog_name="bulltask")
 @click.option("-A", "--app", envvar="BULLTASK_APP", help="The app: pkg.mod:name, pkg.mod or pkg (or set BULLTASK_APP).")
 @broker_option

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
+from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -15,12 +16,14 @@ from bulltask.config.urls import SecretUrl
 from bulltask.jobs.errors import ConfigError
 
 __all__ = [
+    "ExitCode",
     "app_options",
     "broker_option",
     "config_option",
     "day",
     "days",
     "job_lake_option",
+    "json_option",
     "lake_option",
     "moment",
     "redis_options",
@@ -36,6 +39,23 @@ else:
     _ParamType = click.ParamType
 
 _UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+
+
+class ExitCode(IntEnum):
+    """Exit codes of the commands. (``bulltask worker`` and ``bulltask pipeline`` have further ones.)"""
+
+    DONE = 0
+    """Done; what was asked for exists."""
+    ERROR = 1
+    """An error, such as an unreachable server."""
+    USAGE = 2
+    """An invalid argument, or an unknown command or option."""
+    PENDING = 3
+    """Done in part: a job is still running, or something is still waiting."""
+    NOT_FOUND = 4
+    """A job, queue or schedule does not exist."""
+    NO_ANSWER = 69
+    """No worker answered."""
 
 
 class _BrokerUrl(_ParamType):
@@ -108,6 +128,11 @@ def redis_options(function: F) -> F:
     return app_options(
         tag(click.option("--prefix", help="Prefix of all Redis keys (default: the app's setting, or bull).")(function))
     )
+
+
+def json_option(function: F) -> F:
+    """Add ``--json``, the argument ``as_json``; :func:`bulltask.cli.terminal.print_json` prints the document."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")(function)
 
 
 def lake_option(function: F) -> F:

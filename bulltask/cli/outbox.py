@@ -7,13 +7,14 @@ from typing import Any
 import click
 
 from bulltask.cli.app_loader import load_tasks
+from bulltask.cli.groups import HintGroup
 from bulltask.cli.options import app_options
 from bulltask.config.process import stop_signals
 
 __all__ = ["outbox"]
 
 
-@click.group("outbox", short_help="Send and count the rows of an app's outboxes.")
+@click.group("outbox", cls=HintGroup, short_help="Send and count the rows of an app's outboxes.")
 def outbox() -> None:
     """Send and count the rows of an app's outboxes."""
 

@@ -16,6 +16,7 @@ import click
 
 from bulltask.app import App
 from bulltask.cli.app_loader import load_tasks
+from bulltask.cli.groups import HintGroup
 from bulltask.cli.options import app_options
 from bulltask.jobs.names import name_in_app
 from bulltask.jobs.payloads import PLAIN, PayloadCodec, PayloadFormat
@@ -25,7 +26,7 @@ from bulltask.registry.tasks import plan_of, schema_of
 __all__ = ["TypeWriter", "client_source", "doc_comment", "gen_ts", "tasks"]
 
 
-@click.group("tasks", short_help="Describe the tasks of an app.")
+@click.group("tasks", cls=HintGroup, short_help="Describe the tasks of an app.")
 def tasks() -> None:
     """Describe the tasks of an app; no server is needed."""
 

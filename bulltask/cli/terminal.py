@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 import click
 
-from bulltask.lake.formatting import CONTROL, one_line
+from bulltask.lake.formatting import CONTROL, json_text, one_line
 
-__all__ = ["ago", "as_table", "duration_text", "echo", "in_one_line", "safe", "stamp"]
+__all__ = ["ago", "as_table", "duration_text", "echo", "in_one_line", "print_json", "safe", "stamp"]
 
 _UNITS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
 
@@ -42,6 +42,11 @@ def safe(text: str) -> str:
 def echo(text: str, *, err: bool = False) -> None:
     """Print text that may contain names from Redis, a server's messages or jobs' data, with :func:`safe`."""
     click.echo(safe(text), err=err)
+
+
+def print_json(document: Any) -> None:
+    """Print a JSON document on standard output; ``docs/reference/schemas`` has the schema of each command's."""
+    click.echo(json_text(document))
 
 
 def in_one_line(text: str, max_chars: int = 255) -> str:

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from bulltask import App
 from bulltask.cli.main import main
 from tests.redis.conftest import Run
+from tests.support.command_output import json_of
 from tests.support.lake import LakeBuilder, at
 
 pytestmark = pytest.mark.redis
@@ -81,7 +82,7 @@ def test_show_prints_data_attempts_tracebacks_and_logs_from_redis(app: App, run:
 
 def test_show_json_prints_a_job_from_redis(app: App, run: Run) -> None:
     job_id = add_failed_job(app)
-    shown = json.loads(run("show", job_id, "--json", "--queue", "mail").output)
+    shown = json_of(run("show", job_id, "--json", "--queue", "mail"), "job show")
     assert (shown["id"], shown["queue"], shown["history"]) == (job_id, "mail", None)
     stored = shown["redis"]
     assert (stored["state"], stored["data"], stored["attempts_made"], stored["worker"]) == (
@@ -131,7 +132,7 @@ def test_show_adds_attempts_and_events_from_the_lake(app: App, lake: LakeBuilder
     assert "(from Redis and the lake)" in shown.output
     assert 'data       {"to": "ada"}' in shown.output
     assert shown.output.count("requeued") == 1
-    job = json.loads(run("show", job_id, "--lake", lake.layout.root, "--json").output)
+    job = json_of(run("show", job_id, "--lake", lake.layout.root, "--json"), "job show")
     assert [attempt["outcome"] for attempt in job["history"]["attempts"]] == ["requeued", "failed"]
     assert job["history"]["incarnations"][0]["finished_at"] == "2026-11-20T10:00:00.250000+00:00"
     assert job["history"]["attempts"][0]["wait_time"] == 0.5
@@ -172,11 +173,11 @@ def test_show_lists_earlier_jobs_with_the_same_id(lake: LakeBuilder, run: Run) -
 def test_show_exits_with_1_for_an_unknown_job_and_names_the_searched_places(lake: LakeBuilder, run: Run) -> None:
     add_finished_job(lake, "1")
     alone = run("show", "missing")
-    assert (alone.exit_code, alone.stdout) == (1, "")
+    assert (alone.exit_code, alone.stdout) == (4, "")
     assert "Job 'missing' not found in Redis (all queues)" in alone.output
     assert "pass --lake" in alone.output
     both = run("show", "missing", "--queue", "mail", "--lake", lake.layout.root)
-    assert (both.exit_code, both.stdout) == (1, "")
+    assert (both.exit_code, both.stdout) == (4, "")
     assert f"not found in Redis (queue mail) or the lake {lake.layout.root}" in both.output
 
 
@@ -226,7 +227,7 @@ def test_show_uses_the_broker_url_and_the_prefix_of_the_app(
     assert completed.returncode == 0, completed.stderr
     assert 'data       {"to": "ada"}' in completed.stdout
     assert CliRunner().invoke(main, ["job", "show", job.id, "-b", broker_url, "--prefix", "shop"]).exit_code == 0
-    assert CliRunner().invoke(main, ["job", "show", job.id, "-b", broker_url]).exit_code == 1
+    assert CliRunner().invoke(main, ["job", "show", job.id, "-b", broker_url]).exit_code == 4
 
 
 def test_show_reads_only_the_lake_if_redis_is_unavailable(lake: LakeBuilder) -> None:

@@ -22,12 +22,15 @@ from typing import Any
 
 import click
 import flask  # noqa: F401 - a snippet cannot be the first to import it, because it runs with a copy of sys.modules
+import jsonschema
 import pytest
 
 from bulltask import App, Context
 from bulltask.cli import migrate_bull
 from bulltask.cli import worker as worker_command
+from bulltask.cli.groups import CELERY_COMMANDS, CELERY_OPTIONS
 from bulltask.cli.main import COMMANDS, main
+from bulltask.cli.options import ExitCode as CommandExitCode
 from bulltask.events import Bus
 from bulltask.registry import tasks as shared
 from bulltask.registry.options import CallOptions, TaskOptions
@@ -38,6 +41,7 @@ from bulltask.worker.slots import ExitCode
 from bulltask.worker.supervisor import SIGNAL_METHODS
 from tests.interop.conftest import HERE as NODE_FOLDER
 from tests.interop.conftest import node_client  # noqa: F401 - a fixture
+from tests.support.command_output import SCHEMAS
 from tests.support.worker import Worker
 
 ROOT = Path(__file__).parent.parent.parent
@@ -374,12 +378,46 @@ def test_documented_exit_codes_match_the_worker() -> None:
     assert codes == {int(code): code.name for code in ExitCode}
 
 
+COMMAND_PAGE = ROOT / "docs/reference/commands.md"
+WITHOUT_SCHEMA = {"history search", *(f"pipeline {name}" for name in "compact doctor expire gaps status".split())}
+NOT_YET = {"job tree", "jobs", "queue drain", "queues", "schedule list", "workers"}
+"""Commands that are mentioned before they exist."""
+
+
 def test_every_command_is_documented() -> None:
-    documented = (
-        set(re.findall(r"bulltask ([\w-]+)", (ROOT / "docs/how-to/coming-from-celery.md").read_text()))
-        & COMMANDS.keys()
-    )
-    assert documented == COMMANDS.keys(), "docs/how-to/coming-from-celery.md lists the commands"
+    words = " ".join(row[0] for row in rows(COMMAND_PAGE, "Commands")).replace("`", " ").replace(",", " ").split()
+    assert COMMANDS.keys() - set(words) == set(), "docs/reference/commands.md lists the commands"
+
+
+def test_the_documented_exit_codes_of_commands_match_the_code() -> None:
+    assert [int(row[0]) for row in rows(COMMAND_PAGE, "Exit codes")] == [*CommandExitCode]
+
+
+def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    """Yield all commands that are not groups, with their names: ``job show``."""
+    ctx = click.Context(group)
+    for name in group.list_commands(ctx):
+        command = group.get_command(ctx, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
+
+
+def test_each_json_document_has_a_schema() -> None:
+    with_json = {name for name, command in commands(main) if any("--json" in param.opts for param in command.params)}
+    schemas = {path.stem.replace(".", " ") for path in SCHEMAS.glob("*.json")}
+    assert schemas == with_json - WITHOUT_SCHEMA
+    for path in SCHEMAS.glob("*.json"):
+        jsonschema.Draft202012Validator.check_schema(json.loads(path.read_text()))
+
+
+def test_the_hints_for_celerys_names_mention_only_commands_that_exist() -> None:
+    known = {name for name, _ in commands(main)} | set(COMMANDS)
+    for hint in [*CELERY_COMMANDS.values(), *CELERY_OPTIONS.values()]:
+        for command in re.findall(r"'bulltask ((?:[a-z-]+ ?)+)", hint):
+            assert command.strip() in known | NOT_YET, hint
 
 
 # ---- settings, flags, options ----------------------------------------------------------------------------------------

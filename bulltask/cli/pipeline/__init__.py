@@ -17,7 +17,7 @@ import click
 
 from bulltask import embedded
 from bulltask.cli.app_loader import load_app
-from bulltask.cli.main import LazyGroup
+from bulltask.cli.groups import LazyGroup
 from bulltask.cli.options import redis_options
 from bulltask.config.settings import Settings
 from bulltask.config.urls import SecretUrl

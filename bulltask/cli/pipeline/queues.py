@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from bulltask.cli.options import lake_option, moment, redis_options, seconds
+from bulltask.cli.options import json_option, lake_option, moment, redis_options, seconds
 from bulltask.cli.pipeline import (
     EXIT_LOST,
     EXIT_LOST_FAIL,
@@ -245,7 +245,7 @@ _SKIP_REASON_WIDTH: Final = 1_000
 @click.command("status", short_help="Show how far the lake lags behind the queues.")
 @lake_option
 @source_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.pass_context
 def status_command(ctx: click.Context, /, *, lake: Path, as_json: bool, **options: Any) -> None:
     """Show how far the lake lags behind the queues, and the time until Redis trims unread events (headroom).
@@ -352,7 +352,7 @@ class Requirement:
 @click.option(
     "--sizes", "show_sizes", is_flag=True, help="Print the recommended stream lengths for typical loads, and exit."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.pass_context
 def doctor_command(
     ctx: click.Context,

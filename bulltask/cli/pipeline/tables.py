@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from bulltask.cli.options import day, days, lake_option, moment, seconds
+from bulltask.cli.options import day, days, json_option, lake_option, moment, seconds
 from bulltask.cli.pipeline import EXIT_LOST, open_session, spark_options
 from bulltask.cli.terminal import as_table, echo
 from bulltask.config.parsers import parse_names
@@ -93,7 +93,7 @@ def build_command(
     help="A table, such as silver.jobs; may be repeated (default: all tables of bronze and silver).",
 )
 @click.option("--target-mb", type=float, default=128, show_default=True, help="Target size of a file in megabytes.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def compact_command(*, lake: Path, before: date, tables: tuple[str, ...], target_mb: float, as_json: bool) -> None:
     """Merge the small files of past days into larger ones, and remove outdated rows from silver.
 
@@ -133,7 +133,7 @@ def compact_command(*, lake: Path, before: date, tables: tuple[str, ...], target
     help="Names of tables or layers, comma-separated, such as bronze.events or gold.",
 )
 @click.option("--yes", is_flag=True, help="Delete the data.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def expire_command(*, lake: Path, before: date, tables: str, yes: bool, as_json: bool) -> None:
     """Delete old data from tables. Without --yes, only list it.
 
@@ -177,7 +177,7 @@ def _by_table(expired: Iterable[ExpiredDay]) -> list[tuple[str, ...]]:
 @click.option("--queues", default="*", show_default=True, help="Names of queues, comma-separated, or * for all.")
 @click.option("--since", type=moment, metavar="TIME", help="Only gaps that end at this time (UTC) or later.")
 @click.option("--until", type=moment, metavar="TIME", help="Only gaps that begin before this time.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.pass_context
 def gaps_command(
     ctx: click.Context,
