@@ -60,7 +60,7 @@ def stubborn(self):
             record("swallowed", job=self.request.id, what_was=type(exc).__name__)
 
 
-@app.task(bind=True, name="afails", autoretry_for=(ValueError,), retry_backoff=3600)
+@app.task(bind=True, name="afails", autoretry_for=(ValueError,))
 def afails(self):
     record("start", job=self.request.id)
     raise ValueError("no")
@@ -150,7 +150,7 @@ def test_a_revoked_job_does_not_start_again_when_its_child_dies(harness: WorkerH
 
 def test_a_revoked_job_that_waits_for_a_retry_fails_immediately(harness: WorkerHarness) -> None:
     harness.worker(TASKS, children=1)
-    job = harness.app.send_task("afails", max_retries=5)
+    job = harness.app.send_task("afails", max_retries=5, backoff=3600)
     harness.wait_for_event("delayed", job, timeout=TIMEOUT)
     assert job.revoke() == "revoked"
     with pytest.raises(TaskRevokedError):
@@ -160,7 +160,7 @@ def test_a_revoked_job_that_waits_for_a_retry_fails_immediately(harness: WorkerH
 
 def test_a_job_revoked_just_after_a_failed_attempt_is_not_retried(harness: WorkerHarness) -> None:
     worker = harness.worker(TASKS, children=1)
-    job = harness.app.send_task("afails", max_retries=5)
+    job = harness.app.send_task("afails", max_retries=5, backoff=3600)
     harness.wait_for_event("delayed", job, timeout=TIMEOUT)
     # As if it fails between the revocation request and the worker's next check.
     harness.redis.zadd(harness.keys.revoked, {job.id: harness.app._now_ms()})
