@@ -371,6 +371,13 @@ class TaskRate:
         tolerance_ms = min(period_ms / 100, _MAX_TOLERANCE_MS)
         return cls((period_ms + tolerance_ms) / jobs, tolerance_ms)
 
+    def __str__(self) -> str:
+        """Return the rate as a setting has it: ``10/s``, or ``5/30s``; of a longer period than 100 s, jobs per hour."""
+        period_s = self.tolerance_ms / 10 if self.tolerance_ms < _MAX_TOLERANCE_MS else 3_600
+        jobs = (period_s * 1000 + self.tolerance_ms) / self.interval_ms
+        units: dict[float, str] = {1: "s", 60: "m", 3_600: "h"}
+        return f"{jobs:.6g}/{units.get(period_s, f'{period_s:g}s')}"
+
 
 def task_rate(value: Any, name: str) -> TaskRate | None:
     """Return the rate limit of a task, ``None`` for no limit.

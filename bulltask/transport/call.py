@@ -56,6 +56,7 @@ __all__ = [
     "error_parser",
     "guard_key",
     "is_wait_for_replicas",
+    "known_queues",
     "named_keys",
     "nothing",
     "packed_chunks",
@@ -405,6 +406,11 @@ def queue_consumers(prefix: str, app: str) -> str:
     return f"{_BULLTASK_ROOT}:queue-consumers:{prefix}:{app}"
 
 
+def known_queues(prefix: str) -> str:
+    """Return the key of a sorted set: the queues that workers and senders use, by when they were last used."""
+    return f"{_BULLTASK_ROOT}:queues" if prefix == "bull" else f"{_BULLTASK_ROOT}:{prefix}:queues"
+
+
 def saved_group(prefix: str, group_id: str) -> str:
     """Return the key of a saved group result: the addresses of its members."""
     return f"{_BULLTASK_ROOT}:group:{prefix}:{group_id}"
@@ -430,7 +436,7 @@ class QueueKeys:
         (
             "active base bulltask_base completed delayed events failed id incompatible limiter lock_expiries "
             "marked_stalled marker meta metrics_completed metrics_failed name paused pc prefix prioritized probe queue "
-            "repeat replicated revoked schedulers_checked stalled stalled_check temporary wait waiting_children"
+            "repeat replicated revoked schedulers_checked stalled stalled_check temporary wait waiting_children workers"
         ).split()
     )
 
@@ -468,6 +474,7 @@ class QueueKeys:
         self.replicated = f"{self.bulltask_base}replicated"  # exists for a millisecond
         self.schedulers_checked = f"{self.bulltask_base}schedulers-checked"  # exists until the next check is due
         self.marked_stalled = f"{self.bulltask_base}marked-stalled"
+        self.workers = f"{self.bulltask_base}workers"  # ids of workers, by when their states expire
         # These exist only while a script runs.
         self.temporary = tuple(f"{self.bulltask_base}temporary{number}" for number in range(3))
 
@@ -532,6 +539,10 @@ class QueueKeys:
     def added_ids(self, write_id: str) -> str:
         """Ids of the jobs that a DataFrame write or an outbox has added (bulltask's own set, which expires)."""
         return f"{self.bulltask_base}added:{write_id}"
+
+    def worker(self, worker_id: str) -> str:
+        """A worker's state (bulltask's own key, which expires)."""
+        return f"{self.bulltask_base}worker:{worker_id}"
 
     def client_name(self, worker: str = "") -> str:
         """The connection name that identifies a worker to Node's ``getWorkers()`` and to dashboards."""

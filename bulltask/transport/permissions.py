@@ -17,6 +17,7 @@ from bulltask.transport.call import (
     SyncClient,
     beat_queues,
     command,
+    known_queues,
     queue_consumers,
     saved_group,
     schedule_versions,
@@ -110,7 +111,11 @@ def key_patterns(prefix: str, queues: Sequence[QueueKeys] = ()) -> list[str]:
         own = [f"{_literal(prefix)}:*", "bulltask:*" if prefix == "bull" else f"bulltask:{_literal(prefix)}:*"]
     if prefix == "bull" and not queues:
         return own
-    return [*own, *(key(_literal(prefix), "*") for key in _APP_KEYS)]
+    return [
+        *own,
+        *(key(_literal(prefix), "*") for key in _APP_KEYS),
+        *([known_queues(_literal(prefix))] if queues else []),
+    ]
 
 
 def role_grants(roles: Iterable[str]) -> Grants:

@@ -1,29 +1,51 @@
 """Services of the supervisor that concern all workers of an app.
 
-They make incompatible jobs due again, report queues that no worker consumes, and compare the workers' rate limits.
+They make incompatible jobs due again, report queues that no worker consumes, compare the workers' rate limits, and
+write what other processes can know about this worker.
 """
 
 from __future__ import annotations
 
+import heapq
 import json
-from collections.abc import Mapping, Sequence
+import os
+import platform
+import socket
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
 from bulltask.app import App
+from bulltask.config.process import memory_kib
 from bulltask.jobs import codec
 from bulltask.jobs.clock import ServerClock
 from bulltask.jobs.errors import BrokerError, BrokerNotReadyError, BrokerUnavailableError, BulltaskError
 from bulltask.transport.broker import count_unfinished_jobs
 from bulltask.transport.call import Call, QueueKeys, SyncClient, command, queue_consumers, text
 from bulltask.transport.scripts.move import promote_incompatible
+from bulltask.transport.workers import (
+    MAX_JOBS,
+    MAX_TASKS,
+    WorkerChild,
+    WorkerJob,
+    WorkerState,
+    register_queues,
+    remove_state,
+    write_state,
+)
+from bulltask.worker.async_loop import jobs_per_child
 from bulltask.worker.broker_backoff import ReconnectBackoff
+from bulltask.worker.child_pool import ChildPool
+from bulltask.worker.slots import HAS_JOB, UNKNOWN_ATTEMPT, ChildBlock, ControlPage, ProcessState, SlotState
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
-__all__ = ["IncompatibleJobs", "QueueCheck", "RateLimitCheck"]
+__all__ = ["IncompatibleJobs", "QueueCheck", "RateLimitCheck", "StateReport"]
 
 
 _QUEUES_PER_TICK: Final = 100
@@ -237,3 +259,210 @@ def _limits_by_queue(app: App, queues: Sequence[QueueKeys]) -> dict[QueueKeys, d
                 text = _NONE if rate is None else f"{rate.interval_ms / 1000:.6g}"
                 limits.setdefault(by_name[queue], {})[task.name] = text
     return limits
+
+
+# What other processes can know about this worker: its state in Redis, and the registry of queues.
+
+
+_WRITE_MS: Final = 5_000
+_STATE_TTL_MS: Final = 15_000
+_SHORT_STATES_PER_TICK: Final = 12
+"""About 25 queues a second, with four commands each."""
+_REGISTER_MS: Final = 300_000
+_LONG_JOB_MS: Final = 1_000
+"""A job that takes longer is in the state within a second of this time; shorter ones only by chance."""
+_JOB_STATES: Final = {SlotState.ACTIVE: "active", SlotState.PREFETCHED: "prefetched"}
+
+
+class StateReport:
+    """Writes the worker's state to Redis every few seconds and when it changes, and registers its queues.
+
+    It needs no child, and costs nothing per job. With many queues, the short states are written less often: at most 25
+    a second.
+    """
+
+    interval_ms = 500
+
+    def __init__(  # noqa: PLR0913, PLR0917 - one for each part that it connects
+        self,
+        app: App,
+        queues: Sequence[QueueKeys],
+        worker_id: str,
+        pool: ChildPool,
+        control: ControlPage,
+        max_jobs: int | None,
+        client: SyncClient,
+        backoff: ReconnectBackoff,
+        logger: FilteringBoundLogger,
+    ) -> None:
+        self._queues = queues
+        self._pool = pool
+        self._control = control
+        self._max_jobs = max_jobs
+        self._client = client
+        self._clock = app._broker.clock
+        self._backoff = backoff
+        self._logger = logger
+        self._per_child = jobs_per_child(app)
+        self._constant = _constant_state(app, queues, worker_id)
+        self._due_ms = self._register_at_ms = 0
+        self._written: tuple[object, object] | None = None
+        self._short_state = ""
+        self._short: deque[tuple[int, QueueKeys]] = deque()
+        self._short_period_ms = max(_WRITE_MS, len(queues) * self.interval_ms // _SHORT_STATES_PER_TICK)
+
+    def tick(self, now_ms: int, _missed: int, /) -> None:
+        """Write what is due."""
+        if self._backoff.is_active:
+            return
+        status, jobs = self._status(), self._long_jobs(now_ms)
+        calls: list[Call[Any]] = []
+        try:
+            server_ms = self._clock.now_ms()
+            if now_ms >= self._due_ms or self._has_changed(status, jobs, now_ms):
+                calls += write_state(self._queues[0], self._state(server_ms, now_ms))
+                self._due_ms, self._written = now_ms + _WRITE_MS, (status, jobs)
+            calls += self._short_states(server_ms, now_ms)
+            if now_ms >= self._register_at_ms:
+                self._register_at_ms = now_ms + _REGISTER_MS
+                calls += register_queues(self._queues[0].prefix, (keys.name for keys in self._queues), server_ms)
+            replies = self._client.try_many(calls) if calls else []
+        except BrokerError as exc:
+            self._backoff.record_failure(exc)
+            self._due_ms = self._register_at_ms = 0
+        else:
+            for error in {str(reply) for reply in replies if isinstance(reply, BulltaskError)}:
+                self._logger.debug("State of the worker not stored", error=error)
+
+    def leave(self) -> None:
+        """Remove the state, because this worker stops."""
+        if not self._backoff.is_active:
+            worker_id = self._constant.id
+            calls = [call for keys in self._queues for call in remove_state(keys, worker_id)]
+            with suppress(BrokerError):
+                self._client.try_many(calls)
+
+    def _status(self) -> tuple[object, ...]:
+        children = tuple((block.pid, _child_state(block)) for block, _ in self._pool.blocks())
+        return self._run_state, self._pool.target, children
+
+    @property
+    def _run_state(self) -> str:
+        return "closing" if self._control.stopping else "paused" if self._control.paused else "run"
+
+    def _long_jobs(self, now_ms: int) -> frozenset[tuple[str, int]]:
+        return frozenset(
+            (slot.token, slot.order)
+            for _, slots in self._pool.blocks()
+            for slot in slots
+            if slot.state == SlotState.ACTIVE and now_ms - slot.since_ms >= _LONG_JOB_MS
+        )
+
+    def _has_changed(self, status: object, jobs: object, now_ms: int) -> bool:
+        if self._written is None:
+            return True
+        written_status, written_jobs = self._written
+        is_recent = self._due_ms - now_ms > _WRITE_MS - _LONG_JOB_MS
+        return status != written_status or (jobs != written_jobs and not is_recent)
+
+    def _short_states(self, server_ms: int, now_ms: int) -> Iterator[Call[Any]]:
+        state = self._run_state
+        if state != self._short_state:
+            self._short_state = state
+            self._short = deque((0, keys) for keys in self._queues[1:])
+        for _ in range(_SHORT_STATES_PER_TICK):
+            if not self._short or self._short[0][0] > now_ms:
+                return
+            _, keys = self._short.popleft()
+            self._short.append((now_ms + self._short_period_ms, keys))
+            ttl_ms = self._short_period_ms * _STATE_TTL_MS // _WRITE_MS
+            yield from write_state(
+                keys,
+                replace(
+                    self._constant, is_short=True, queues=(keys.queue,), state=state, at_ms=server_ms, ttl_ms=ttl_ms
+                ),
+            )
+
+    def _state(self, server_ms: int, now_ms: int) -> WorkerState:
+        children, left_out = self._children(server_ms - now_ms)
+        return replace(
+            self._constant,
+            at_ms=server_ms,
+            ttl_ms=_STATE_TTL_MS,
+            state=self._run_state,
+            concurrency=self._pool.target,
+            children=children,
+            jobs_left_out=left_out,
+            slots=self._per_child * self._pool.target,
+            busy=sum(
+                slot.state in HAS_JOB and slot.state != SlotState.PREFETCHED
+                for _, slots in self._pool.blocks()
+                for slot in slots
+            ),
+            permits=None if self._max_jobs is None else max(0, self._max_jobs - self._control.jobs_started),
+        )
+
+    def _children(self, offset_ms: int) -> tuple[tuple[WorkerChild, ...], int]:
+        """Return the children with their jobs, and how many jobs were left out."""
+        blocks = list(self._pool.blocks())
+        taken = [
+            (slot.since_ms, index, slot)
+            for index, (_, slots) in enumerate(blocks)
+            for slot in slots
+            if slot.state in HAS_JOB
+        ]
+        oldest = heapq.nsmallest(MAX_JOBS, taken, key=lambda item: item[0])
+        jobs: dict[int, list[WorkerJob]] = {index: [] for index in range(len(blocks))}
+        for _, index, slot in oldest:
+            view = slot.read()
+            if view.state in HAS_JOB and view.attempt != UNKNOWN_ATTEMPT:
+                state, queue = _JOB_STATES.get(view.state, "finishing"), self._queues[view.queue_index].queue
+                jobs[index].append(
+                    WorkerJob(id=view.job_id, queue=queue, since_ms=view.since_ms + offset_ms, state=state)
+                )
+        return tuple(
+            WorkerChild(pid=block.pid, rss_kib=_rss_kib(block.pid), state=_child_state(block), jobs=tuple(jobs[index]))
+            for index, (block, _) in enumerate(blocks)
+        ), len(taken) - len(oldest)
+
+
+def _child_state(block: ChildBlock) -> str:
+    if block.run_state is ProcessState.INIT:
+        return "starting"
+    return "run" if block.run_state is ProcessState.RUN and not block.reached_limit else "closing"
+
+
+def _rss_kib(pid: int) -> int | None:
+    try:
+        return memory_kib(pid) or None
+    except OSError:  # it has exited
+        return None
+
+
+def _constant_state(app: App, queues: Sequence[QueueKeys], worker_id: str) -> WorkerState:
+    """Return the state without what changes."""
+    config, names = app._config, sorted(app.tasks)
+    rates = {task.name: rate for task in app.tasks.values() if (rate := task._options.rate(config)) is not None}
+    limits = {
+        keys.queue: {"max": limit["max"], "duration_ms": limit["duration"]}
+        for keys in queues
+        if (limit := config.limiter(keys.queue)) is not None
+    }
+    return WorkerState(
+        id=worker_id,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        app=app.name,
+        version=version("bulltask"),
+        python=platform.python_version(),
+        started_ms=app._broker.clock.now_ms(),
+        queues=tuple(keys.queue for keys in queues),
+        home=queues[0].name,
+        tasks=tuple(names[:MAX_TASKS]),
+        tasks_left_out=max(0, len(names) - MAX_TASKS),
+        rate_limits={name: str(rates[name]) for name in names[:MAX_TASKS] if name in rates},
+        limiter=limits,
+        lock_ms=config.lock_ms,
+        stalled_interval_ms=None if config.skip_stalled_check else config.stalled_interval_ms,
+        broker=app._broker.endpoint.safe_url,
+    )

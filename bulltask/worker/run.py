@@ -57,7 +57,7 @@ from bulltask.worker.child_pool import (
     StackCollector,
     choose_launcher,
 )
-from bulltask.worker.fleet import IncompatibleJobs, QueueCheck, RateLimitCheck
+from bulltask.worker.fleet import IncompatibleJobs, QueueCheck, RateLimitCheck, StateReport
 from bulltask.worker.helpers import GuardProcess, HelperProcess, HookProcess, MetricsProcess, OutboxProcess, WorkerInfo
 from bulltask.worker.limits import Canceller, RevocationCheck, TimeLimitCheck
 from bulltask.worker.locks import Heartbeat, StalledCheck
@@ -425,6 +425,17 @@ class _Assembly:
             )
         self.beat = beat = self._create_beat()
         queue_check = QueueCheck(self.app, self.queues, self.worker_id, client, backoff, self.logger)
+        report = StateReport(
+            self.app,
+            keys,
+            self.worker_id,
+            pool,
+            self.slots.control,
+            self.until.max_jobs,
+            client,
+            backoff,
+            self.logger,
+        )
         canceller = Canceller(pool, bus)
         time_limits = TimeLimitCheck(pool.overdue_views, canceller.cancel)
         revocation_check = RevocationCheck(self.broker, keys, canceller.cancel_jobs, client, bus, backoff)
@@ -443,6 +454,7 @@ class _Assembly:
             IncompatibleJobs(keys, list(self.app.tasks), client, self.broker.clock, backoff, self.logger),
             RateLimitCheck(self.app, keys, self.worker_id, client, backoff, self.logger),
             queue_check,
+            report,
             *self._helpers(),
             *self._sizing(pool),
             *self._stopping(pool, lambda reason: supervisor.finish(reason)),  # noqa: PLW0108 - defined below
@@ -455,6 +467,7 @@ class _Assembly:
         self.limits.end_calls_in(SIGNAL_PATIENCE_MS)
         beat.leave()
         queue_check.leave()
+        report.leave()
         self.end_by_ms = supervisor.end_by_ms
         return code, supervisor.restarting
 

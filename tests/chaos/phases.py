@@ -58,7 +58,8 @@ PHASES: Final[Mapping[str, Mapping[str, set[str]]]] = {
             "HGETALL",
             "PEXPIRE",
             "HDEL",
-        },  # checks the schedules, once a minute, and leaves
+        }  # checks the schedules, once a minute, and leaves
+        | {"ZREMRANGEBYSCORE", "DEL", "ZREM"},  # writes its state, and removes it
         "renews locks": {"renewLocks", "findByToken"},
         "recovers the jobs of a dead child": {
             "countCrash",
