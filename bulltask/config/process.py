@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 __all__ = [
+    "BLOCKED_AT_FORK",
     "BLOCKED_AT_START",
     "CHILD_MARK",
     "anonymous_file",
@@ -137,6 +138,9 @@ BLOCKED_AT_START: Final = frozenset(
 )
 """Signals that would end or stop a process, or be lost, before its handlers are installed."""
 
+BLOCKED_AT_FORK: Final = BLOCKED_AT_START | {signal.SIGTERM, getattr(signal, "SIGQUIT", signal.SIGTERM)}
+"""Those, and the ones that a worker receives to stop: a fork would run its parent's handlers."""
+
 
 def fork_with_blocked_signals() -> int:
     """Fork, with signals blocked in the child until it calls :func:`unblock_signals`.
@@ -144,7 +148,7 @@ def fork_with_blocked_signals() -> int:
     Before the child has installed its own handlers, a signal would run the parent's handler in the child, and be lost.
     A child that is asked to stop at that moment would continue.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_AT_START | {signal.SIGTERM, signal.SIGQUIT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_AT_FORK)
     fd = life_line()
     pid = os.fork()
     if pid == 0:

@@ -23,6 +23,7 @@ from bulltask.config.process import BLOCKED_AT_START, CHILD_MARK, anonymous_file
 from bulltask.jobs.clock import mono_ms
 from bulltask.observe.bus import Bus
 from bulltask.observe.events import ChildDied, ChildExited, ChildKilled, ChildStarted, StacksDumped
+from bulltask.worker.guard import HAS_PROC, end_group, mark_of
 from bulltask.worker.recovery import JobsOfDeadChild, KilledAttempt
 from bulltask.worker.slots import (
     HAS_JOB,
@@ -49,8 +50,6 @@ __all__ = [
     "SpawnLauncher",
     "StackCollector",
     "choose_launcher",
-    "end_group",
-    "end_marked",
     "lead_group",
     "limit_native_threads",
     "mark_programs",
@@ -67,7 +66,6 @@ __all__ = [
 
 _PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
 _TASKS: Final = Path("/proc/self/task")
-_HAS_PROC: Final = _TASKS.exists()
 
 
 def lead_group() -> None:
@@ -80,42 +78,6 @@ def lead_group() -> None:
 def mark_programs(worker_id: str) -> None:
     """Mark all programs that this child will start."""
     os.environ[CHILD_MARK] = f"{worker_id}/{os.getpid()}"
-
-
-def end_group(pid: int) -> None:
-    """Kill the process group that ``pid`` leads, if it leads one."""
-    with suppress(OSError):
-        os.killpg(pid, signal.SIGKILL)
-
-
-def end_marked(worker_id: str, shared_fd: int) -> bool:
-    """Kill the processes of a worker's children, on Linux: they have its mark, or its memory as ``shared_fd``."""
-    found = False
-    if not _HAS_PROC:
-        return found
-    mark, memory = f"{CHILD_MARK}={worker_id}/".encode(), os.fstat(shared_fd)
-    for pid in (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()):
-        if pid != os.getpid() and (_mark_of(pid).startswith(mark) or _has(pid, shared_fd, memory)):
-            found = True
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-    return found
-
-
-def _has(pid: int, fd: int, file: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(os.stat(f"/proc/{pid}/fd/{fd}"), file)  # noqa: PTH116 - for every process
-    except OSError:  # the process has exited, or belongs to another user
-        return False
-
-
-def _mark_of(pid: int) -> bytes:
-    """Return the mark in the environment with which a program was started."""
-    try:
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return b""
-    return next((variable for variable in variables if variable.startswith(f"{CHILD_MARK}=".encode())), b"")
 
 
 class Descendants:
@@ -133,7 +95,7 @@ class Descendants:
         self._helpers = helpers
         self._group = os.getpgid(0)
         self._orphans: dict[int, set[int]] = {}
-        if _HAS_PROC:
+        if HAS_PROC:
             ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0)
         self._earlier = set(_children())  # started by the app's modules, for example
 
@@ -167,11 +129,11 @@ class Descendants:
             return False
         if group == child:
             return True
-        mark = _mark_of(pid)
-        if mark == f"{CHILD_MARK}=".encode():
+        mark = mark_of(pid, CHILD_MARK)
+        if mark == f"{CHILD_MARK}=":
             return False
-        if mark.startswith(f"{CHILD_MARK}={self._worker_id}/".encode()):
-            return mark.endswith(b"/%d" % child)
+        if mark.startswith(f"{CHILD_MARK}={self._worker_id}/"):
+            return mark.endswith(f"/{child}")
         if group == self._group and not os.isatty(0):
             return False  # of a process that the supervisor has started before
         candidates = self._orphans.setdefault(pid, set())  # it is new, so its parent was the child
@@ -189,7 +151,7 @@ def _is_running(pid: int) -> bool:
 
 def _children() -> list[int]:
     """Return the pids of this process's children."""
-    if not _HAS_PROC:
+    if not HAS_PROC:
         return []
     try:
         return [int(pid) for task in _TASKS.iterdir() for pid in (task / "children").read_text().split()]

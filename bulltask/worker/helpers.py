@@ -1,18 +1,18 @@
-"""Processes that the supervisor forks in addition to its children: guard, hooks, metrics and outboxes.
+"""Processes that the supervisor starts in addition to its children: guard, hooks, metrics and outboxes.
 
 Begin with :class:`HelperProcess`; each of the others overrides what its process runs.
 """
 
 from __future__ import annotations
 
-import gc
 import os
 import select
 import signal
+import sys
 import threading
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -21,7 +21,14 @@ from structlog.typing import FilteringBoundLogger
 
 from bulltask.app import App
 from bulltask.config.config import Config
-from bulltask.config.process import die_with_parent, exit_child, fork_with_blocked_signals, unblock_signals
+from bulltask.config.process import (
+    BLOCKED_AT_FORK,
+    CHILD_MARK,
+    die_with_parent,
+    exit_child,
+    fork_with_blocked_signals,
+    unblock_signals,
+)
 from bulltask.jobs.clock import mono_ms
 from bulltask.observe.bus import Bus
 from bulltask.observe.counters import MetricsMemory
@@ -29,8 +36,8 @@ from bulltask.observe.events import WorkerStopping
 from bulltask.observe.hooks import send_signal
 from bulltask.observe.signals import worker_ready, worker_shutdown, worker_shutting_down
 from bulltask.outbox.outbox import run_relays
-from bulltask.worker.child_pool import end_group, end_marked
-from bulltask.worker.slots import ChildBlock, ExitCode
+from bulltask.worker import guard
+from bulltask.worker.slots import ExitCode, Slots
 
 if TYPE_CHECKING:
     import socket
@@ -117,8 +124,13 @@ class HelperProcess(ABC):
         self._pid = None
 
     def _fork(self) -> None:
-        parent_pid = os.getpid()
         self._before_fork()
+        self._pid = self._launch()
+        self._after_fork()
+
+    def _launch(self) -> int:
+        """Start the process and return its pid."""
+        parent_pid = os.getpid()
         pid = fork_with_blocked_signals()
         if pid == 0:
             try:
@@ -127,8 +139,7 @@ class HelperProcess(ABC):
                 traceback.print_exc()
             finally:
                 exit_child(ExitCode.OK)
-        self._pid = pid
-        self._after_fork()
+        return pid
 
     def _exit_code(self, options: int) -> int | None:
         """Return the process's exit code, negative after a signal; ``None`` while it is running."""
@@ -153,9 +164,9 @@ class HelperProcess(ABC):
     def _after_fork(self) -> None:  # noqa: B027 - optional
         """Complete a fork, in the supervisor."""
 
-    @abstractmethod
     def _run(self, parent_pid: int) -> None:
-        """Run in the new process, and close what it has inherited."""
+        """Run in the new process, if it is a fork, and close what it has inherited."""
+        raise NotImplementedError
 
 
 class PipedProcess(HelperProcess):
@@ -183,15 +194,17 @@ class PipedProcess(HelperProcess):
         os.close(self._read_fd)
 
 
-_PAUSE_S: Final = 0.02
-_TIMEOUT_MS: Final = 5_000
+_SHELL: Final = "/bin/sh"
+_WAIT: Final = 'read -r _ || exec "$@"'
+"""Wait for a line, or start the program when the pipe has ended."""
 
 
 class GuardProcess(PipedProcess):
-    """Waits for the end of a pipe, which is the supervisor's death, and then kills what the children have started.
+    """The process that runs :mod:`bulltask.worker.guard`; ``slots_fd`` is the descriptor of the shared memory.
 
-    The kernel kills the children themselves, but it does not know the processes that they have started. These could
-    work on a job that another worker starts again.
+    It waits for as long as the worker runs. A fork would keep the pages that the other processes change, 7 MiB, and a
+    Python program takes 4 MiB: so a shell waits, with a quarter of a MiB, and then becomes the program. Where there is
+    no shell, the program itself waits.
     """
 
     title, stop_timeout_ms, kill_hint = "Guard process", 1_000, "It did not stop"
@@ -199,50 +212,41 @@ class GuardProcess(PipedProcess):
     def __init__(
         self,
         worker_id: str,
+        slots: Slots,
         slots_fd: int,
-        children: Sequence[ChildBlock],
         close_inherited: Callable[[], None],
         logger: FilteringBoundLogger,
     ) -> None:
         super().__init__(close_inherited, logger)
-        self._worker_id = worker_id
+        at = slots.pids_at
+        numbers = (slots_fd, at.start, at.stop, at.step)
+        # -I -S: without the program's folder, installed packages and PYTHON* variables.
+        self._program = [sys.executable, "-I", "-S", guard.__file__, f"{CHILD_MARK}={worker_id}/", *map(str, numbers)]
         self._slots_fd = slots_fd
-        self._blocks = children
-        self._ready_pipe = (-1, -1)
 
     def _send_stop(self) -> None:
         if self._write_fd is not None:
             os.write(self._write_fd, b"\n")
             super()._send_stop()
 
-    def _before_fork(self) -> None:
-        # As for a child: a collection in the supervisor would copy all pages, which this process would keep.
-        gc.collect()
-        gc.freeze()
-        super()._before_fork()
-        self._ready_pipe = os.pipe()
+    def _launch(self) -> int:
+        os.set_inheritable(self._slots_fd, True)
+        try:
+            return self._spawn([_SHELL, "-c", _WAIT, "bulltask-guard", *self._program])
+        except FileNotFoundError:
+            return self._spawn(self._program)
+        finally:
+            os.set_inheritable(self._slots_fd, False)
 
-    def _after_fork(self) -> None:
-        """Wait until the process has left the supervisor's session."""
-        super()._after_fork()
-        os.close(self._ready_pipe[1])
-        os.read(self._ready_pipe[0], 1)
-        os.close(self._ready_pipe[0])
-
-    # ---- in the process: its signals remain blocked ----
-
-    def _run(self, parent_pid: int) -> None:  # noqa: ARG002 - it outlives its parent, which may have died already
-        os.setsid()  # a signal to the worker's process group must not end it
-        for fd in self._ready_pipe:
-            os.close(fd)
-        self._close_inherited()  # also the pipe's other end
-        if os.read(self._read_fd, 1):
-            return
-        for pid in filter(None, [block.pid for block in self._blocks]):
-            end_group(pid)
-        give_up_ms = mono_ms() + _TIMEOUT_MS
-        while end_marked(self._worker_id, self._slots_fd) and mono_ms() < give_up_ms:
-            threading.Event().wait(_PAUSE_S)
+    def _spawn(self, command: list[str]) -> int:
+        return os.posix_spawn(
+            command[0],
+            command,
+            dict(os.environ),
+            file_actions=[(os.POSIX_SPAWN_DUP2, self._read_fd, 0)],
+            setsid=True,  # a signal to the worker's process group must not end it
+            setsigmask=BLOCKED_AT_FORK,
+        )
 
 
 _HOOK_POLL_S: Final = 0.05

@@ -330,9 +330,7 @@ class _Assembly:
         # Includes room for children that TTIN adds, because the shared memory cannot grow.
         self.max_children = 2 * (config.autoscale.maximum if config.autoscale else config.children) + 2
         self.slots = Slots(self.max_children, slots_per_child(app), self.slots_fd)
-        self.guard = GuardProcess(
-            self.worker_id, self.slots_fd, self.slots.children, self._close_inherited, self.logger
-        )
+        self.guard = GuardProcess(self.worker_id, self.slots, self.slots_fd, self._close_inherited, self.logger)
         self.metrics_fd = None if config.metrics_port is None else anonymous_file("bulltask-metrics")
         self.memory = self._metrics_memory()
         self.exporter = self._exporter()

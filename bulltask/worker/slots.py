@@ -626,20 +626,24 @@ class Slots:
     """The shared memory: the control page, and one block per child. A block that is never used needs no memory.
 
     It has no name in the file system, so a killed worker leaves no files. Spawned children need its descriptor.
+
+    Attributes:
+        pids_at: Where the memory has the children's process ids, in bytes, for the guard process.
     """
 
     def __init__(self, children: int, per_child: int, fd: int | None = None) -> None:
         self.per_child = per_child
         size = _CHILD_BYTES + per_child * (SLOT_BYTES + OUTCOME_BYTES)
         page = mmap.PAGESIZE
-        self._stride = -(-size // page) * page  # no two children write to one page
-        total = page + self._stride * children
+        stride = -(-size // page) * page  # no two children write to one page
+        total = page + stride * children
         if fd is not None and os.fstat(fd).st_size == 0:
             os.ftruncate(fd, total)
         self._memory = memoryview(mmap.mmap(-1 if fd is None else fd, total))
         self.control = ControlPage(self._memory[:page], fd)
-        starts = (page + index * self._stride for index in range(children))
+        starts = range(page, total, stride)
         self.children = [ChildBlock(self._memory[start : start + size], per_child, fd, start) for start in starts]
+        self.pids_at = range(page + _PID * _WORD, total, stride)
 
 
 class SlotPool:

@@ -181,6 +181,16 @@ def test_what_a_child_has_started_ends_before_its_job_starts_again(
     assert worker.stop() == 0
 
 
+def test_what_a_child_has_started_ends_with_a_killed_supervisor_where_there_is_no_shell(harness: WorkerHarness) -> None:
+    without_shell = "from bulltask.worker import helpers\nhelpers._SHELL = '/there is no shell'\n"
+    worker = harness.worker(without_shell + TASKS)
+    job = harness.app.send_task("starter", kwargs={"crashes": False, "env": None})
+    harness.journal.wait_for(what="ready", job=job.id)
+    kill_supervisor(worker, 0)
+    for pid in started(harness):
+        wait_for_exit(pid)
+
+
 def started(harness: WorkerHarness) -> list[int]:
     """Return the pids of what the tasks have started."""
     return [int(entry["started"]) for entry in harness.journal.all(what="process")]
