@@ -27,6 +27,7 @@ from bulltask.jobs.job import BULLTASK_KEY
 from bulltask.jobs.names import Revocation, bullmq_name, check_queue_name, name_in_app
 from bulltask.jobs.payloads import describe, is_envelope
 from bulltask.queue import Job
+from bulltask.queue.reasons import Explanation, Reason
 from bulltask.transport.broker import scan_up_to
 from bulltask.transport.call import SyncClient, command
 from bulltask.transport.scripts.queue import scan_queues, worker_queues
@@ -34,7 +35,7 @@ from bulltask.transport.scripts.queue import scan_queues, worker_queues
 if TYPE_CHECKING:
     from bulltask.lake.records import JobHistory
 
-__all__ = ["job", "revoke"]
+__all__ = ["ambiguous", "job", "queues_with_job", "revoke"]
 
 
 @click.group("job", cls=HintGroup, short_help="Show a job from Redis and from the data lake.")
@@ -209,6 +210,8 @@ def _lake_fields(history: JobHistory, *, all_fields: bool) -> list[tuple[str, ob
 
 
 def _sections(redis_job: _FoundJob | None, history: JobHistory | None) -> Iterator[tuple[str, Sequence[str]]]:
+    if redis_job:
+        yield "Why it does not run", [in_one_line(reason.sentence, 1_000) for reason in redis_job.why]
     if history:
         yield "Attempts", _attempts(history)
         yield "Earlier jobs with this id", [f"{stamp(job.seen_at)}  {job.state}" for job in history.incarnations[1:]]
@@ -269,12 +272,22 @@ MAX_PAGES: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class _FoundJob:
-    """A job in Redis, with its state, the last lines of its log in order, and the number of all lines."""
+    """A job in Redis, with why it does not run, the last lines of its log in order, and the number of all lines."""
 
     job: Job
-    state: str
+    explanation: Explanation
     logs: tuple[str, ...]
     log_lines: int
+
+    @property
+    def state(self) -> str:
+        """The job's state."""
+        return str(self.explanation.state)
+
+    @property
+    def why(self) -> tuple[Reason, ...]:
+        """The reasons why it does not run; none if it has finished."""
+        return () if self.state in {"completed", "failed"} else self.explanation.reasons
 
     @property
     def added_at(self) -> datetime | None:
@@ -317,6 +330,7 @@ class _FoundJob:
             "parent_key": job.parent_key,
             "deduplication_id": job.deduplication_id,
             "scheduler_id": job.scheduler_id,
+            "why": [reason.to_json() for reason in self.why],
         }
 
 
@@ -326,23 +340,23 @@ def _find_job(app: App, job_id: str, queue: str | None, known: Collection[str] =
     Without a queue, the known queues are searched first: ``known``, the app's, and those that workers process. If none
     of them has the job, the names of further queues are read with ``SCAN``, from up to a million keys on each server.
     """
-    names = [queue] if queue else _queues_with_job(app, job_id, known)
+    names = [queue] if queue else queues_with_job(app, job_id, known)
     jobs = [job for name in names if (job := app.queue(name).get_job(job_id))]
     if len(jobs) > 1:
-        raise _ambiguous(job_id, sorted(job.queue for job in jobs))
+        raise ambiguous(job_id, sorted(job.queue for job in jobs))
     if not jobs:
         return None
     logs = jobs[0].get_logs(0, MAX_LOG_LINES - 1, asc=False)
-    return _FoundJob(jobs[0], str(jobs[0].get_state()), tuple(reversed(logs.lines)), logs.count)
+    return _FoundJob(jobs[0], jobs[0].explain(), tuple(reversed(logs.lines)), logs.count)
 
 
-def _ambiguous(job_id: str, queues: Iterable[str]) -> click.UsageError:
+def ambiguous(job_id: str, queues: Iterable[str]) -> click.UsageError:
     """Return the error for a job id that exists in several queues."""
     names = ", ".join(map(in_one_line, queues))  # any client with access to Redis may have chosen them
     return click.UsageError(f"several queues have a job {job_id!r}: {names}; choose one with --queue")
 
 
-def _queues_with_job(app: App, job_id: str, known: Collection[str] = ()) -> list[str]:
+def queues_with_job(app: App, job_id: str, known: Collection[str] = ()) -> list[str]:
     """Return the queues that have a job with this id, searching known queues first; see :func:`_find_job`."""
     config = app._config
     named = [config.default_queue, *known, *(task._options.queue or "" for task in app.tasks.values())]
@@ -436,9 +450,9 @@ def revoke(
 def _revoke(app: App, job_id: str, queue: str | None, *, terminate: bool) -> int:
     """Revoke one job, print the outcome, and return the exit code."""
     try:
-        names = [queue] if queue else _queues_with_job(app, job_id)
+        names = [queue] if queue else queues_with_job(app, job_id)
         if len(names) > 1:
-            raise _ambiguous(job_id, names)
+            raise ambiguous(job_id, names)
         outcome = app.queue(names[0]).revoke(job_id, terminate=terminate) if names else Revocation.UNKNOWN
     except JobError as exc:
         echo(f"{in_one_line(job_id)}  rejected: {exc}", err=True)

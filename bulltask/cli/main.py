@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "revoke": "bulltask.cli.job:revoke",
     "server": "bulltask.cli.server:server",
     "tasks": "bulltask.cli.tasks:tasks",
+    "why": "bulltask.cli.why:why",
     "worker": "bulltask.cli.worker:worker",
 }
 

@@ -56,8 +56,9 @@ _SENDER: Final = (
     "del eval evalsha exec exists get hmget hsetnx multi set unwatch wait watch xrange xread xrevrange"
 ).split()
 _READER: Final = (
-    "client|list client|setname eval evalsha exec exists get hexists hget hgetall hmget llen lrange multi scan "
-    "smembers xinfo|stream xread xrevrange zcard zcount zrange zrevrange zscan zscore"
+    "client|list client|setname eval evalsha exec exists get hexists hget hgetall hmget info llen lpos lrange multi "
+    "pttl scan scard sismember smembers sscan xinfo|stream xread xrevrange zcard zcount zrange zrank zrevrange "
+    "zscan zscore"
 ).split()
 _MANAGER: Final = "hdel hlen ltrim srem type xadd xtrim".split()
 """Commands that are called directly; those inside scripts are read from the scripts."""

@@ -78,7 +78,7 @@ def test_the_scan_of_keys_is_limited_and_the_limit_is_reported(
     scans = command_calls(many_queues, "scan")
     shown = run("show", "missing")
     assert command_calls(many_queues, "scan") - scans == 2
-    assert shown.exit_code == 1
+    assert shown.exit_code == 4
     assert "more than the 2,000 keys that were scanned" in shown.output
     assert "choose one with --queue" in shown.output
     assert '{"to": "ada"}' in run("show", "job-of-42", "--queue", "q42").output

@@ -8,7 +8,7 @@ from typing import Self, Unpack
 from bulltask.jobs import codec
 from bulltask.jobs.clock import Duration, to_ms
 from bulltask.jobs.codec import Json
-from bulltask.jobs.errors import ConfigError
+from bulltask.jobs.errors import BrokerError, ConfigError
 from bulltask.jobs.names import JobState, Revocation, check_reference
 from bulltask.queue import fields as read
 from bulltask.queue import manual
@@ -27,6 +27,7 @@ from bulltask.queue.fields import (
     sent_job,
 )
 from bulltask.queue.manual import Acquisition
+from bulltask.queue.reasons import Explanation, explain_job, explain_queue, unreachable
 from bulltask.transport.call import command, text
 from bulltask.transport.scripts import queue as scripts
 from bulltask.transport.scripts.job import add_log, get_state, read_job, remove_job, update_progress
@@ -352,6 +353,18 @@ class AsyncQueue(QueueBase):
     async def get_queue_events(self) -> list[ClientInfo]:
         """Return the connections of ``QueueEvents`` objects."""
         return await self._context.arun(read.get_clients(self._context, events=True))
+
+    async def explain(self, job_id: str | None = None) -> Explanation:
+        """Return why the queue's jobs do not run; with ``job_id``, why this job does not.
+
+        The explanation has at least one reason. If Redis cannot be reached, that is the reason, and not an error.
+        """
+        context = self._context
+        work = explain_queue(context) if job_id is None else explain_job(context, check_reference(job_id))
+        try:
+            return await context.arun(work)
+        except BrokerError as exc:
+            return unreachable(self.name, job_id, exc)
 
     async def get_dependencies(self, parent_id: str, kind: str, start: int = 0, end: int = -1) -> DependencyPage:
         """Return a job's children ``start`` to ``end``.

@@ -8,13 +8,14 @@ from typing import Any, Final
 from bulltask.jobs import codec
 from bulltask.jobs.clock import Duration, to_ms
 from bulltask.jobs.codec import Json
-from bulltask.jobs.errors import ConfigError, JobNotFoundError, LockMismatchError
+from bulltask.jobs.errors import BrokerError, ConfigError, JobNotFoundError, LockMismatchError
 from bulltask.jobs.job import check_priority, check_together
 from bulltask.jobs.names import JobState
 from bulltask.queue import fields as read
 from bulltask.queue import manual
 from bulltask.queue.context import checked
 from bulltask.queue.fields import ChildFailures, Dependencies, JobFields, JobLogs
+from bulltask.queue.reasons import Explanation, explain_job, unreachable
 from bulltask.transport.scripts import flow as flow_scripts
 from bulltask.transport.scripts import job as scripts
 
@@ -88,6 +89,16 @@ class Job(JobFields):
     def get_state(self) -> JobState:
         """Return the job's current state, ``UNKNOWN`` if it no longer exists."""
         return self._context.run(scripts.get_state(self._context.keys, self.id))
+
+    def explain(self) -> Explanation:
+        """Return why the job does not run, with what proves it and what mends it; it has at least one reason.
+
+        If Redis cannot be reached, that is the reason, and not an error.
+        """
+        try:
+            return self._context.run(explain_job(self._context, self.id))
+        except BrokerError as exc:
+            return unreachable(self.queue, self.id, exc)
 
     def is_completed(self) -> bool:
         """True if the job is completed."""

@@ -9,7 +9,7 @@ from typing import Self, Unpack
 from bulltask.jobs import codec
 from bulltask.jobs.clock import Duration, to_ms
 from bulltask.jobs.codec import Json
-from bulltask.jobs.errors import ConfigError
+from bulltask.jobs.errors import BrokerError, ConfigError
 from bulltask.jobs.names import JobState, Revocation, check_reference
 from bulltask.queue import fields as read
 from bulltask.queue import manual
@@ -25,6 +25,7 @@ from bulltask.queue.fields import (
     sent_job,
 )
 from bulltask.queue.manual import Acquisition
+from bulltask.queue.reasons import Explanation, explain_job, explain_queue, unreachable
 from bulltask.queue.sync.job import Job
 from bulltask.queue.sync.repeatables import Repeatables
 from bulltask.queue.sync.schedulers import JobSchedulers
@@ -347,6 +348,18 @@ class Queue(QueueBase):
     def get_queue_events(self) -> list[ClientInfo]:
         """Return the connections of ``QueueEvents`` objects."""
         return self._context.run(read.get_clients(self._context, events=True))
+
+    def explain(self, job_id: str | None = None) -> Explanation:
+        """Return why the queue's jobs do not run; with ``job_id``, why this job does not.
+
+        The explanation has at least one reason. If Redis cannot be reached, that is the reason, and not an error.
+        """
+        context = self._context
+        work = explain_queue(context) if job_id is None else explain_job(context, check_reference(job_id))
+        try:
+            return context.run(work)
+        except BrokerError as exc:
+            return unreachable(self.name, job_id, exc)
 
     def get_dependencies(self, parent_id: str, kind: str, start: int = 0, end: int = -1) -> DependencyPage:
         """Return a job's children ``start`` to ``end``.

@@ -1,0 +1,1142 @@
+"""Why a job does not run, or why a queue stands still: all reasons, what proves them in Redis, and what mends them.
+
+:func:`explain_job` and :func:`explain_queue` read one snapshot in three round trips, which is then judged in Python.
+Every command takes constant time, or reads a bounded part of a list or set. If the job has moved in the meantime, the
+snapshot is read again.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from math import inf
+from typing import Any, Final, Literal
+
+from bulltask.jobs import codec
+from bulltask.jobs.codec import field_number, number
+from bulltask.jobs.errors import (
+    BrokerAuthError,
+    BrokerError,
+    BrokerNotReadyError,
+    BrokerUnavailableError,
+    BulltaskError,
+)
+from bulltask.jobs.job import BULLTASK_KEY, INCOMPATIBLE_FIELD
+from bulltask.jobs.names import REVOKED, JobState, address_of, bullmq_name
+from bulltask.queue.context import QueueContext
+from bulltask.transport.call import AllNodesCall, Call, QueueKeys, command, text, texts
+from bulltask.transport.operation import Operation
+from bulltask.transport.scripts.move import CRASHES
+from bulltask.transport.scripts.queue import ClientRow, list_clients
+
+__all__ = ["REASONS", "Certainty", "Explanation", "Reason", "explain_job", "explain_queue", "unreachable"]
+
+
+Certainty = Literal["proved", "likely", "cannot see"]
+
+REASONS: Final[Mapping[str, str]] = {
+    # Redis
+    "redis-unreachable": "Redis cannot be reached, or refuses the connection",
+    "redis-loading": "Redis is still loading its data, or cannot execute commands now",
+    "redis-full": "Redis has reached `maxmemory` and rejects writes",
+    "redis-read-only": "the server is a replica, or rejects writes because it cannot save its data",
+    # The job's place
+    "unknown-job": "the queue has no job with this id",
+    "deduplicated": "the id is a deduplication id, or the job owns one: new jobs with it are not added",
+    "hash-gone": "the queue's lists contain the id, but the job's hash was deleted or evicted",
+    "foreign": "the job's hash is malformed, or another program's",
+    "lost": "the job's hash exists, but no list contains its id",
+    "wrong-hash-tag": "the queue's other spelling, with or without `{}`, has the workers or the jobs",
+    # It waits for nothing any more
+    "completed": "the job has completed",
+    "failed": "the job has failed and will not be retried",
+    "revoked": "the job was revoked; if it is running, its worker was told to cancel it",
+    # It waits for other jobs
+    "child-failed": "a child job has failed, and the parent waits for it forever",
+    "child-gone": "a child job was removed, and the parent waits for it forever",
+    "waiting-children": "the job waits for its child jobs",
+    # A worker has it
+    "lock-expired": "the worker that ran the job is gone; a stalled check lets it run again",
+    "running": "a worker is running the job",
+    # It waits for a time
+    "schedule-late": "a job scheduler's next job is overdue, or missing",
+    "unknown-task": "the worker that acquired the job does not have its task",
+    "incompatible": "no worker could run the job: its data does not match, or a key or serializer is missing",
+    "retry": "an attempt has failed, and the next one is due later",
+    "schedule": "it is the next job of a job scheduler",
+    "delayed": "the job has a `countdown` or `eta`",
+    "task-rate-limit": "the task's rate limit throttles the job",
+    # Its queue
+    "paused": "the queue is paused",
+    "paused-apart": "BullMQ 5 and 6 have both paused the queue, and jobs were left in the list `paused`",
+    "no-worker": "no worker of the queue is connected",
+    "queue-rate-limit": "the queue's rate limit",
+    "global-concurrency": "as many jobs are active as the queue's global concurrency allows",
+    # What will happen to it
+    "expired": "the job has expired: a worker will fail it",
+    "will-fail": "the job will fail as soon as a worker acquires it",
+    "quarantined": "the job has crashed its process, so it runs with few other jobs, or alone",
+    # Its turn
+    "due": "the job is due; the next worker that asks for a job moves it",
+    "prioritized": "jobs without a priority, or with a better one, come first",
+    "behind": "other jobs come first",
+    "marker-lost": "idle workers were not woken up; they look for jobs by themselves",
+    "next": "nothing holds the job: it runs next",
+    "working": "nothing holds the queue: its jobs run",
+    "empty": "the queue has no jobs that wait",
+    # What could not be read
+    "cannot-see": "the Redis user may not read something",
+}
+"""All codes, with their meaning. Their order is that of causes: a reason that binds earlier comes first."""
+
+_OF_SOME_JOBS: Final = frozenset(
+    "lock-expired schedule-late unknown-task incompatible delayed task-rate-limit waiting-children due working "
+    "empty".split()
+)
+
+_RANK: Final = {code: rank for rank, code in enumerate(REASONS)}
+
+_SEARCHED: Final = 1_000
+"""How many members of a list are searched for a job, from each end."""
+
+_SAMPLE: Final = 100
+"""How many active jobs or child jobs are looked at."""
+
+_SHOWN: Final = 5
+"""How many of them a sentence names."""
+
+_MAX_CLIENTS: Final = 2_000
+"""With more connections, ``CLIENT LIST`` would block Redis for more than a few milliseconds."""
+
+_EVENTS: Final = 500
+"""How many of the newest events are searched for when the queue was paused."""
+
+_READS: Final = 3
+"""How often a job that keeps moving is read."""
+
+_MAX_TEXT: Final = 300
+_SCORE: Final = 4_096
+"""A delayed job's score is its time in milliseconds, times this."""
+
+_THROTTLED: Final = "bulltask:throttled"
+_FIELDS: Final = (
+    *"name opts priority atm ats stc processedOn finishedOn pb failedReason defa deid rjk".split(),
+    *(CRASHES, _THROTTLED, INCOMPATIBLE_FIELD),
+)
+_SETS: Final = ("completed", "failed", "delayed", "prioritized", "waiting-children")
+_LISTS: Final = ("wait", "paused", "active")
+_NOT_REGISTERED: Final = "is not registered in app"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """One reason why a job or a queue does not move.
+
+    Attributes:
+        code: Its name, one of :data:`REASONS`.
+        sentence: The reason in one sentence.
+        evidence: What was read in Redis.
+        certainty: ``"proved"``, ``"likely"``, or ``"cannot see"``: something that decides may not be read.
+        command: The command that mends it: of a shell, of ``redis-cli``, or Python; ``None`` if waiting suffices.
+        expected_s: Seconds until it ends by itself, ``None`` if that is not known.
+        expected_at: The same as a time (UTC).
+    """
+
+    code: str
+    sentence: str
+    evidence: Mapping[str, Any]
+    certainty: Certainty = "proved"
+    command: str | None = None
+    expected_s: float | None = None
+    expected_at: datetime | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values; ``expected_at`` in ISO 8601."""
+        return {
+            "code": self.code,
+            "sentence": self.sentence,
+            "certainty": self.certainty,
+            "evidence": dict(self.evidence),
+            "command": self.command,
+            "expected_s": self.expected_s,
+            "expected_at": None if self.expected_at is None else self.expected_at.isoformat(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a job does not run, or why a queue stands still.
+
+    Attributes:
+        queue: The queue's name in the app.
+        job_id: The job; ``None`` if the queue is explained.
+        state: The job's state, one of :class:`bulltask.JobState`; ``None`` for a queue, or if it could not be read.
+        reasons: All reasons that hold, the one that binds first comes first. There is always at least one.
+    """
+
+    queue: str
+    job_id: str | None
+    state: str | None
+    reasons: tuple[Reason, ...]
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """The codes of the reasons."""
+        return tuple(reason.code for reason in self.reasons)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        reasons = [reason.to_json() for reason in self.reasons]
+        return {"queue": self.queue, "job_id": self.job_id, "state": self.state, "reasons": reasons}
+
+    def __str__(self) -> str:
+        return "\n".join(reason.sentence for reason in self.reasons)
+
+
+def explain_job(context: QueueContext, job_id: str) -> Operation[Explanation]:
+    """Read why a job does not run; an unknown job has the state ``unknown``."""
+    view = _View(context, job_id)
+    moved, reads = not (yield from view.read()), 1
+    while moved and reads < _READS:
+        view = _View(context, job_id)
+        moved, reads = not (yield from view.read()), reads + 1
+    return view.explanation()
+
+
+def explain_queue(context: QueueContext) -> Operation[Explanation]:
+    """Read why a queue's jobs do not run."""
+    view = _View(context, None)
+    yield from view.read()
+    return view.explanation()
+
+
+def unreachable(queue: str, job_id: str | None, exc: BrokerError) -> Explanation:
+    """Return the explanation for an error that prevents reading; re-raise any other error."""
+    if isinstance(exc, BrokerNotReadyError):
+        code, command_line = "redis-loading", "redis-cli INFO persistence"
+    elif isinstance(exc, BrokerUnavailableError):
+        code, command_line = "redis-unreachable", "redis-cli PING"
+    else:
+        raise exc
+    reason = Reason(code=code, sentence=str(exc), evidence={"error": type(exc).__name__}, command=command_line)
+    return Explanation(queue, job_id, None, (reason,))
+
+
+@dataclass(slots=True)
+class _Replies:
+    """Replies by the names of their calls; what Redis has refused is ``None``, with the error in ``refused``."""
+
+    refused: dict[str, BulltaskError] = field(default_factory=dict)
+    found: dict[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.found.get(name)
+
+    def sees(self, name: str) -> bool:
+        """Whether the call was made, and Redis did not refuse it."""
+        return name in self.found and name not in self.refused
+
+    def count(self, *names: str) -> int:
+        """Return the sum of sizes."""
+        return sum(int(self.found.get(name) or 0) for name in names)
+
+    def read(self, calls: Mapping[str, Call[Any]]) -> Operation[None]:
+        """Make calls in one round trip; if Redis refuses one of them, each by itself."""
+        if not calls:
+            return
+        try:
+            replies: list[Any] = yield list(calls.values())
+        except _OUTAGE:
+            raise
+        except BulltaskError:
+            replies = []
+            for call in calls.values():
+                replies.append((yield from _tolerant(call)))
+        for name, reply in zip(calls, replies, strict=True):
+            is_error = isinstance(reply, BulltaskError)
+            self.found[name] = None if is_error else reply
+            self.refused.pop(name, None)
+            if is_error:
+                self.refused[name] = reply
+
+
+_OUTAGE: Final = (BrokerUnavailableError, BrokerNotReadyError)
+
+
+def _tolerant(call: Call[Any]) -> Operation[Any]:
+    """Make one call; return its error if Redis refuses it."""
+    try:
+        return (yield [call])[0]
+    except _OUTAGE:
+        raise
+    except BulltaskError as exc:
+        return exc
+
+
+class _View:
+    """What was read about a queue, and perhaps a job in it; its methods judge it."""
+
+    def __init__(self, context: QueueContext, job_id: str | None) -> None:
+        config = context.broker.config
+        self._keys = keys = context.keys
+        self._queue, self._id, self._config = context.queue, job_id, config
+        self._url = context.broker.endpoint.safe_url
+        self._now_ms = context.now_ms()
+        self._replies = _Replies()
+        self._reasons: list[Reason] = []
+        self._twin = QueueKeys(keys.prefix, _other_spelling(keys.name))
+        self._fields: dict[str, str] = {}
+        self._opts: Mapping[str, Any] = {}
+        self._children: list[str] = []
+        self._holders: list[str] = []
+        self._state: JobState | None = None
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+
+    def read(self) -> Operation[bool]:
+        """Read everything; return False if the job has moved meanwhile."""
+        replies = self._replies
+        yield from replies.read({**self._queue_calls(), **self._place_calls(), **self._job_calls()})
+        self._state = self._find_state()
+        before = self._place()
+        self._read_fields()
+        yield from replies.read(self._detail_calls())
+        self._children = [*(replies["pending"] or ()), *(replies["unsuccessful"] or ())][:_SAMPLE]
+        self._holders = replies["holders"] or []
+        yield from replies.read({**self._member_calls(), **self._place_calls()})
+        return before == self._place()
+
+    def _queue_calls(self) -> dict[str, Call[Any]]:
+        keys, twin = self._keys, self._twin
+        return {
+            "meta": command("HMGET", keys.meta, "paused", "concurrency", "max", "duration", "version"),
+            "wait": command("LLEN", keys.wait),
+            "paused": command("LLEN", keys.paused),
+            "active": command("LLEN", keys.active),
+            "prioritized": command("ZCARD", keys.prioritized),
+            "delayed": command("ZCARD", keys.delayed),
+            "children": command("ZCARD", keys.waiting_children),
+            "marker": command("ZCARD", keys.marker),
+            "first delayed": command("ZRANGE", keys.delayed, 0, 0, "WITHSCORES", parse_reply=_first),
+            "first scheduler": command("ZRANGE", keys.repeat, 0, 0, "WITHSCORES", parse_reply=_first),
+            "incompatible": command("ZRANGE", keys.incompatible, 0, 0, parse_reply=texts),
+            "rates": command("HGETALL", keys.task_rates, parse_reply=_pairs),
+            "limiter": command("GET", keys.limiter),
+            "limiter ttl": command("PTTL", keys.limiter),
+            "check ttl": command("PTTL", keys.stalled_check),
+            "twin": command("EXISTS", twin.meta),
+            "twin wait": command("LLEN", twin.wait),
+            "info": AllNodesCall(command("INFO", parse_reply=_info), _merged),
+        }
+
+    def _place_calls(self) -> dict[str, Call[Any]]:
+        """Return the calls that show in which state the job is."""
+        if self._id is None:
+            return {}
+        keys, job_id = self._keys, self._id
+        calls: dict[str, Call[Any]] = {
+            f"score {state}": command("ZSCORE", f"{keys.base}{state}", job_id) for state in _SETS
+        }
+        for name in _LISTS:
+            searched = ("MAXLEN", _SEARCHED)
+            calls[f"from right {name}"] = command("LPOS", f"{keys.base}{name}", job_id, "RANK", -1, *searched)
+            calls[f"from left {name}"] = command("LPOS", f"{keys.base}{name}", job_id, *searched)
+        calls["lock"] = command("PTTL", keys.lock(job_id))
+        calls["fields"] = command("HMGET", keys.job(job_id), *_FIELDS)
+        return calls
+
+    def _job_calls(self) -> dict[str, Call[Any]]:
+        if self._id is None:
+            return {}
+        keys, job_id = self._keys, self._id
+        return {
+            "exists": command("EXISTS", keys.job(job_id)),
+            "rank": command("ZRANK", keys.prioritized, job_id),
+            "revoked": command("ZSCORE", keys.revoked, job_id),
+            "stalled": command("SISMEMBER", keys.stalled, job_id),
+            "dependencies": command("SCARD", keys.dependencies(job_id)),
+            "pending": command("SSCAN", keys.dependencies(job_id), 0, "COUNT", _SAMPLE, parse_reply=_scanned),
+            "unsuccessful": command("ZRANGE", keys.unsuccessful(job_id), 0, _SHOWN - 1, parse_reply=texts),
+            "dedup owner": command("GET", keys.deduplication(job_id)),
+            "dedup ttl": command("PTTL", keys.deduplication(job_id)),
+            "twin job": command("EXISTS", self._twin.job(job_id)),
+        }
+
+    def _detail_calls(self) -> dict[str, Call[Any]]:
+        """Return the calls that depend on what was read first."""
+        keys, calls = self._keys, dict[str, Call[Any]]()
+        clients = number(_whole((self._replies["info"] or {}).get("connected_clients")))
+        if clients is None or clients <= _MAX_CLIENTS:
+            calls["clients"] = list_clients(keys.client_name(), f"{keys.prefix}:")
+        if self._is_paused():
+            calls["events"] = command("XREVRANGE", keys.events, "+", "-", "COUNT", _EVENTS, parse_reply=_paused_ms)
+        if self._is_maxed() or self._id is None:
+            calls["holders"] = command("LRANGE", keys.active, -_SAMPLE, -1, parse_reply=texts)
+        return {**calls, **(self._group_calls() if self._id is None else self._line_calls(self._id))}
+
+    def _group_calls(self) -> dict[str, Call[Any]]:
+        """Return the calls about groups of the queue's jobs."""
+        keys, calls = self._keys, dict[str, Call[Any]]()
+        for job_id in self._replies["incompatible"] or ():
+            calls["incompatible reason"] = command("HGET", keys.job(job_id), "failedReason")
+        for task in list(self._replies["rates"] or ())[:_SAMPLE]:
+            calls[f"line {task}"] = command("ZCARD", keys.throttled(task))
+        scheduler = self._replies["first scheduler"]
+        if scheduler is not None:
+            key = keys.job(f"repeat:{scheduler[0]}:{scheduler[1]:.0f}")
+            calls["iteration"] = command("EXISTS", key)
+        return calls
+
+    def _line_calls(self, job_id: str) -> dict[str, Call[Any]]:
+        """Return the calls about the job's place, and about deduplication."""
+        keys, calls = self._keys, dict[str, Call[Any]]()
+        if task := self._fields.get("name"):
+            calls["place in line"] = command("ZRANK", keys.throttled(task), job_id)
+            calls["line"] = command("ZCARD", keys.throttled(task))
+        if dedup := self._fields.get("deid"):
+            calls["own dedup"] = command("GET", keys.deduplication(dedup))
+            calls["own dedup ttl"] = command("PTTL", keys.deduplication(dedup))
+        if owner := self._replies["dedup owner"]:
+            calls["owner exists"] = command("EXISTS", keys.job(text(owner)))
+        return calls
+
+    def _member_calls(self) -> dict[str, Call[Any]]:
+        """Return the calls about child jobs, and about the active jobs."""
+        calls: dict[str, Call[Any]] = {}
+        for key in self._children:
+            prefix, queue, job_id = address_of(key, self._keys.prefix)
+            keys = QueueKeys(prefix, queue)
+            calls[f"child {key}"] = command("HMGET", key, "name", "failedReason")
+            calls[f"child lock {key}"] = command("EXISTS", keys.lock(job_id))
+            for state in _SETS:
+                calls[f"child {state} {key}"] = command("ZSCORE", f"{keys.base}{state}", job_id)
+        for job_id in self._holders:
+            calls[f"holder {job_id}"] = command("HMGET", self._keys.job(job_id), "name", "pb", "processedOn")
+            calls[f"holder lock {job_id}"] = command("PTTL", self._keys.lock(job_id))
+        return calls
+
+    def _read_fields(self) -> None:
+        values = self._replies["fields"] or [None] * len(_FIELDS)
+        found = zip(_FIELDS, values, strict=True)
+        self._fields = {name: codec.decode_text(value) for name, value in found if value is not None}
+        try:
+            opts = codec.decode(self._fields.get("opts"))
+        except BulltaskError:
+            opts = None
+        self._opts = opts if isinstance(opts, dict) else {}
+
+    def _find_state(self) -> JobState | None:
+        """Return the job's state; ``UNKNOWN`` if there is no such job, ``None`` if it is in no list."""
+        replies = self._replies
+        if self._id is None:
+            return None
+        for state in _SETS:
+            if replies[f"score {state}"] is not None:
+                return JobState(state)
+        if replies["lock"] not in {None, -2} or self._is_in("active"):
+            return JobState.ACTIVE
+        if self._is_in("wait") or self._is_in("paused"):
+            return JobState.WAITING
+        if not replies["exists"]:
+            return JobState.UNKNOWN
+        is_beyond = any(replies.count(name) > 2 * _SEARCHED for name in _LISTS)
+        return JobState.WAITING if is_beyond else None
+
+    def _is_in(self, name: str) -> bool:
+        return self._replies[f"from right {name}"] is not None or self._replies[f"from left {name}"] is not None
+
+    def _place(self) -> tuple[object, ...]:
+        """Return what differs if the job has moved."""
+        fields = dict(zip(_FIELDS, self._replies["fields"] or (), strict=False))
+        attempts = (fields.get("ats"), fields.get("atm"), self._replies["score delayed"])
+        return (self._find_state(), *attempts, self._replies["lock"] == -2)
+
+    # ---- judging -------------------------------------------------------------------------------------------------
+
+    def explanation(self) -> Explanation:
+        """Judge what was read."""
+        self._judge_redis()
+        if self._id is None:
+            self._judge_queue(waits=True)
+            self._judge_contents()
+            state = None
+        else:
+            self._judge_job(self._id)
+            state = JobState.UNKNOWN if self._state is None and not self._replies.refused else self._state
+        self._judge_refusals()
+        of_queue = self._id is None  # then what holds all jobs comes before what holds some of them
+        reasons = sorted(self._reasons, key=lambda it: (of_queue and it.code in _OF_SOME_JOBS, _RANK[it.code]))
+        return Explanation(self._queue, self._id, None if state is None else str(state), tuple(reasons))
+
+    def _add(
+        self,
+        code: str,
+        sentence: str,
+        evidence: Mapping[str, Any],
+        command_line: str | None = None,
+        certainty: Certainty = "proved",
+        *,
+        in_ms: float | None = None,
+    ) -> None:
+        seconds = None if in_ms is None else max(0.0, in_ms) / 1000
+        at = None if in_ms is None else _moment(self._now_ms + max(0.0, in_ms))
+        self._reasons.append(
+            Reason(
+                code=code,
+                sentence=sentence,
+                evidence=evidence,
+                certainty=certainty,
+                command=command_line,
+                expected_s=seconds,
+                expected_at=at,
+            )
+        )
+
+    def _judge_redis(self) -> None:
+        info: Mapping[str, str] = self._replies["info"] or {}
+        used, limit = _whole(info.get("used_memory")), _whole(info.get("maxmemory"))
+        policy = info.get("maxmemory_policy", "")
+        if limit and used >= limit and policy == "noeviction":
+            self._add(
+                "redis-full",
+                f"Redis at {self._url} is full: it uses {used:,} of {limit:,} bytes (maxmemory) and rejects writes, so "
+                "jobs are neither added nor acquired",
+                {"used_memory": used, "maxmemory": limit, "maxmemory_policy": policy},
+                "redis-cli CONFIG SET maxmemory 0",
+            )
+        if info.get("role") == "slave":
+            self._add(
+                "redis-read-only",
+                f"Redis at {self._url} is a replica of {info.get('master_host')}:{info.get('master_port')}, which "
+                "rejects writes: connect to the primary, or promote this server",
+                {"role": "slave", "master_host": info.get("master_host", "")},
+                "redis-cli REPLICAOF NO ONE",
+            )
+        elif info.get("rdb_last_bgsave_status") == "err":
+            self._add(
+                "redis-read-only",
+                f"Redis at {self._url} could not save its data, and then rejects writes unless "
+                "stop-writes-on-bgsave-error is off: look at its log, and at the free space of its disk",
+                {"rdb_last_bgsave_status": "err"},
+                "redis-cli BGSAVE",
+                "likely",
+            )
+
+    def _judge_refusals(self) -> None:
+        if not self._replies.refused:
+            return
+        first = next(iter(self._replies.refused.values()))
+        self._add(
+            "cannot-see",
+            f"Not permitted: {len(self._replies.refused)} of the reads were refused, so other reasons may hold. The "
+            f"first error: {first}",
+            {"refused": sorted(self._replies.refused)},
+            "bulltask acl reader",
+            "cannot see",
+        )
+
+    # ---- the queue -----------------------------------------------------------------------------------------------
+
+    def _is_paused(self) -> bool:
+        meta = self._replies["meta"]
+        return bool(meta) and meta[0] is not None
+
+    def _concurrency(self) -> int | None:
+        meta = self._replies["meta"]
+        return _whole(meta[1]) if meta and meta[1] is not None else None
+
+    def _is_maxed(self) -> bool:
+        concurrency = self._concurrency()
+        return concurrency is not None and self._replies.count("active") >= concurrency
+
+    def _judge_queue(self, *, waits: bool) -> None:
+        """Judge what holds all jobs of the queue; ``waits`` if there may be jobs that wait for a worker to ask."""
+        self._judge_pause()
+        self._judge_workers()
+        if waits:
+            self._judge_rate_limit()
+            self._judge_concurrency()
+
+    def _judge_pause(self) -> None:
+        replies, queue = self._replies, self._queue
+        meta = replies["meta"] or [None] * 5
+        evidence = {"meta.version": codec.decode_text(meta[4])}
+        resume = f"app.queue({queue!r}).resume()"
+        both = replies.count("wait") > 0 and replies.count("paused") > 0
+        if self._is_paused():
+            since_ms = replies["events"]
+            since = f" since {_at(since_ms)}" if since_ms else ""
+            self._add(
+                "paused",
+                f"Queue {queue} is paused{since}: no worker acquires its jobs until it is resumed",
+                {**evidence, "meta.paused": codec.decode_text(meta[0]), "since": _iso(since_ms)},
+                resume,
+            )
+        if replies.count("paused") and (both or not self._is_paused()):
+            self._add(
+                "paused-apart",
+                f"{_count(replies.count('paused'), 'job')} of queue {queue} "
+                f"{'is' if replies.count('paused') == 1 else 'are'} in the list of a pause by BullMQ 5, which a resume "
+                "by BullMQ 6 does not empty: no worker looks there. bulltask's resume() merges both lists",
+                {**evidence, "wait": replies.count("wait"), "paused": replies.count("paused")},
+                resume,
+            )
+
+    def _judge_workers(self) -> None:
+        replies, keys = self._replies, self._keys
+        if not replies.sees("clients"):
+            if "clients" not in replies.found:
+                self._add(
+                    "no-worker",
+                    f"Redis has more than {_MAX_CLIENTS:,} connections, so its workers were not counted",
+                    {"connected_clients": (replies["info"] or {}).get("connected_clients")},
+                    "redis-cli CLIENT LIST",
+                    "cannot see",
+                )
+            return
+        rows: Sequence[ClientRow] = replies["clients"]
+        others = _workers_of(rows, self._twin)
+        if _workers_of(rows, keys):
+            return
+        if others:
+            self._judge_twin(len(others))
+            return
+        self._add(
+            "no-worker",
+            f"No worker of queue {self._queue} is connected to {self._url}",
+            {"workers": 0, "connections": len(rows)},
+            f"bulltask worker -A APP -Q {shlex.quote(self._queue)}",
+        )
+
+    def _judge_twin(self, workers: int) -> None:
+        tagged = self._twin.name.startswith("{")
+        self._add(
+            "wrong-hash-tag",
+            f"The workers are connected to the queue {self._twin.name}, which is another queue than "
+            f"{self._keys.name}: queue_hash_tag must be the same wherever jobs are sent and run",
+            {"queue": self._keys.name, "other": self._twin.name, "workers of the other": workers},
+            f"bulltask worker -A APP -Q {shlex.quote(self._queue)} {'--no-queue-hash-tag' if tagged else ''}".rstrip(),
+        )
+
+    def _judge_rate_limit(self) -> None:
+        replies = self._replies
+        count, ttl_ms = _whole(replies["limiter"]), replies["limiter ttl"]
+        if not count or ttl_ms is None or ttl_ms <= 0:
+            return
+        meta = replies["meta"] or [None] * 5
+        limit = _whole(meta[2]) if meta[2] is not None else None
+        if limit is not None and count < limit:
+            return
+        evidence = {"acquired": min(count, codec.MAX_SAFE_INTEGER), "max": limit, "ttl_ms": ttl_ms}
+        free = f"free in {_seconds(ttl_ms)}"
+        end = f"app.queue({self._queue!r}).remove_rate_limit_key()"
+        if limit is not None:
+            sentence = f"Queue {self._queue} has used up its rate limit of {_count(limit, 'job')}; it is {free}"
+            self._add("queue-rate-limit", sentence, evidence, end, in_ms=ttl_ms)
+        elif count >= codec.MAX_SAFE_INTEGER:
+            sentence = f"rate_limit() has stopped queue {self._queue}; it is {free}"
+            self._add("queue-rate-limit", sentence, evidence, end, in_ms=ttl_ms)
+        else:
+            sentence = (
+                f"Workers have acquired {_count(count, 'job')} of queue {self._queue} in the current period of their "
+                f"limiter, whose maximum is not in Redis; it ends in {_seconds(ttl_ms)}"
+            )
+            self._add("queue-rate-limit", sentence, evidence, end, "cannot see", in_ms=ttl_ms)
+
+    def _judge_concurrency(self) -> None:
+        concurrency = self._concurrency()
+        if concurrency is None or not self._is_maxed():
+            return
+        holders = [self._holder(job_id) for job_id in reversed(self._holders)]
+        dead = [holder["id"] for holder in holders if holder["lock"] == "expired"]
+        names = ", ".join(f"{holder['id']}{' (lock expired)' * (holder['id'] in dead)}" for holder in holders[:_SHOWN])
+        more = f" and {len(holders) - _SHOWN} more" if len(holders) > _SHOWN else ""
+        held = f"; {len(dead)} of them without a lock, until the next stalled check" if dead else ""
+        self._add(
+            "global-concurrency",
+            f"Queue {self._queue} may have {_count(concurrency, 'active job')} (its global concurrency), and has "
+            f"{self._replies.count('active')}: {names}{more}{held}",
+            {"concurrency": concurrency, "active": self._replies.count("active"), "holders": holders},
+            f"app.queue({self._queue!r}).set_global_concurrency({concurrency + 1})",
+            in_ms=self._recovery_ms() if dead else None,
+        )
+
+    def _holder(self, job_id: str) -> dict[str, Any]:
+        name, worker, started = self._replies[f"holder {job_id}"] or (None, None, None)
+        ttl_ms = self._replies[f"holder lock {job_id}"]
+        lock = "cannot see" if ttl_ms is None else "expired" if ttl_ms == -2 else "held"
+        return {
+            "id": job_id,
+            "name": codec.decode_text(name),
+            "worker": codec.decode_text(worker),
+            "since": _iso(_whole(started) or None),
+            "lock": lock,
+        }
+
+    def _recovery_ms(self, *, marked: bool = False) -> int:
+        """Return how long it takes at most until stalled jobs are found; ``marked`` by the last check."""
+        interval_ms = self._config.stalled_interval_ms
+        left_ms = max(0, self._replies["check ttl"] or 0)
+        return left_ms + interval_ms * (1 if marked else 2)
+
+    def _judge_contents(self) -> None:
+        """Judge what only an explanation of the queue names: its groups of jobs."""
+        replies = self._replies
+        self._judge_dead()
+        for job_id in replies["incompatible"] or ():
+            reason = codec.decode_text(replies["incompatible reason"])[:_MAX_TEXT]
+            code = "unknown-task" if _NOT_REGISTERED in reason else "incompatible"
+            sentence = f"Jobs wait for a worker that can run them, such as {job_id}: {reason}"
+            self._add(code, sentence, {"job": job_id, "failedReason": reason}, f"bulltask job show {_quoted(job_id)}")
+        for task in list(replies["rates"] or ())[:_SAMPLE]:
+            if waiting := replies.count(f"line {task}"):
+                sentence = f"The rate limit of task {task} throttles {_count(waiting, 'job')}"
+                self._add("task-rate-limit", sentence, {"task": task, "throttled": waiting})
+        scheduler = replies["first scheduler"]
+        if scheduler is not None and (late_ms := self._now_ms - scheduler[1]) > _LATE_MS:
+            missing = "" if replies["iteration"] else ", and this job is missing"
+            self._add(
+                "schedule-late",
+                f"The next job of the job scheduler {scheduler[0]} was due {_seconds(late_ms)} ago{missing}",
+                {"scheduler": scheduler[0], "due": _iso(scheduler[1]), "job exists": bool(replies["iteration"])},
+                f"bulltask worker -A APP -Q {shlex.quote(self._queue)}",
+            )
+        waiting = replies.count("wait", "paused", "prioritized")
+        if waiting:
+            if not self._holds():
+                sentence = (
+                    f"Nothing holds queue {self._queue}: {_count(replies.count('active'), 'job')} active, {waiting} "
+                    "waiting"
+                )
+                self._add("working", sentence, {"active": replies.count("active"), "waiting": waiting})
+            return
+        self._judge_idle()
+
+    def _judge_idle(self) -> None:
+        replies = self._replies
+        first = replies["first delayed"]
+        if first is not None:
+            due_ms = first[1] / _SCORE
+            late = due_ms <= self._now_ms
+            self._add(
+                "due" if late else "delayed",
+                f"{_count(replies.count('delayed'), 'job')} of queue {self._queue} "
+                + (f"delayed; the first has been due for {_seconds(self._now_ms - due_ms)}" if late else "")
+                + ("" if late else f"delayed; the first is due in {_seconds(due_ms - self._now_ms)}"),
+                {"delayed": replies.count("delayed"), "first": first[0], "due": _iso(due_ms)},
+                in_ms=due_ms - self._now_ms,
+            )
+        if children := replies.count("children"):
+            sentence = f"{_count(children, 'job')} of queue {self._queue} waiting for child jobs"
+            self._add("waiting-children", sentence, {"waiting-children": children})
+        if not (first or children):
+            sentence = f"Queue {self._queue} has no jobs that wait; {replies.count('active')} are active"
+            self._add("empty", sentence, {"waiting": 0, "delayed": 0, "active": replies.count("active")})
+
+    def _judge_dead(self) -> None:
+        holders = [self._holder(job_id) for job_id in reversed(self._holders)]
+        dead = [holder for holder in holders if holder["lock"] == "expired"]
+        if dead:
+            self._add(
+                "lock-expired",
+                f"{_count(len(dead), 'active job')} of queue {self._queue} lost the worker that ran "
+                f"{'it' if len(dead) == 1 else 'them'}, such as {dead[0]['id']}",
+                {"jobs": [holder["id"] for holder in dead], "of": len(holders)},
+                in_ms=self._recovery_ms(),
+            )
+
+    def _holds(self) -> bool:
+        """Whether a reason that holds jobs was found."""
+        return any(reason.code not in _HARMLESS for reason in self._reasons)
+
+    # ---- the job -------------------------------------------------------------------------------------------------
+
+    def _judge_job(self, job_id: str) -> None:
+        if self._state is JobState.UNKNOWN:
+            self._judge_unknown(job_id)
+            return
+        self._judge_hash(job_id)
+        match self._state:
+            case None:
+                return
+            case JobState.COMPLETED | JobState.FAILED:
+                self._judge_finished(job_id)
+                return
+            case JobState.ACTIVE:
+                self._judge_active(job_id)
+            case JobState.WAITING_CHILDREN:
+                self._judge_children(job_id)
+                self._judge_queue(waits=False)
+            case state:
+                if state is JobState.DELAYED:
+                    self._judge_delay(job_id)
+                self._judge_queue(waits=True)
+                self._judge_future()
+        self._judge_deduplication()
+        if self._state in {JobState.WAITING, JobState.PRIORITIZED}:
+            self._judge_turn()
+
+    def _judge_hash(self, job_id: str) -> None:
+        replies, key = self._replies, self._keys.job(job_id)
+        error = replies.refused.get("fields")
+        if isinstance(error, BrokerAuthError):
+            return
+        if error is not None or (replies["exists"] and "name" not in self._fields):
+            what = replies.refused.pop("fields", "it has no field 'name'")
+            sentence = f"The key {key} is not the hash of a job of BullMQ: {what}"
+            self._add("foreign", sentence, {"key": key}, f"redis-cli TYPE {shlex.quote(key)}")
+        elif not replies["exists"]:
+            policy = (replies["info"] or {}).get("maxmemory_policy", "unknown")
+            self._add(
+                "hash-gone",
+                f"The job's id is in the queue, as {self._state}, but its hash does not exist: it was deleted, or "
+                f"Redis evicted it (maxmemory-policy is {policy})",
+                {"key": key, "state": str(self._state), "maxmemory_policy": policy},
+                "redis-cli CONFIG SET maxmemory-policy noeviction",
+            )
+        if self._state is None and not replies.refused:
+            version = codec.decode_text((replies["meta"] or [None] * 5)[4])
+            self._add(
+                "lost",
+                "The job's hash exists, but the job is in no state: a client of another version, or a resume by BullMQ "
+                f"5 after a pause by BullMQ 6, has lost it (meta.version is {version or 'missing'})",
+                {"key": key, "meta.version": version},
+                f"redis-cli LPUSH {shlex.quote(self._keys.wait)} {_quoted(job_id)}",
+            )
+
+    def _judge_unknown(self, job_id: str) -> None:
+        replies = self._replies
+        if (owner := replies["dedup owner"]) is not None:
+            self._judge_owner(job_id, text(owner), replies["dedup ttl"], exists=bool(replies["owner exists"]))
+        if replies["twin job"]:
+            self._add(
+                "wrong-hash-tag",
+                f"The job is in the queue {self._twin.name}, not in {self._keys.name}: queue_hash_tag must be the same "
+                "wherever jobs are sent and run",
+                {"queue": self._keys.name, "other": self._twin.name},
+                _show(job_id, "--no-queue-hash-tag" if self._keys.name.startswith("{") else "--queue-hash-tag"),
+            )
+        if replies["dedup owner"] is None and not replies["twin job"]:
+            evicted = _whole((replies["info"] or {}).get("evicted_keys"))
+            policy = (replies["info"] or {}).get("maxmemory_policy", "")
+            self._add(
+                "unknown-job",
+                f"Queue {self._queue} at {self._url} has no job {job_id}: it was removed, or never added"
+                + (f"; or Redis has evicted it ({evicted:,} keys so far, {policy})" if evicted else ""),
+                {"key": self._keys.job(job_id), "evicted_keys": evicted},
+                _show(job_id, "--lake DIRECTORY"),
+            )
+
+    def _judge_owner(self, dedup_id: str, owner: str, ttl_ms: int, *, exists: bool) -> None:
+        forever = ttl_ms is not None and ttl_ms < 0
+        until = f"until {_at(self._now_ms + ttl_ms)}" if not forever else "until it has finished"
+        gone = "" if exists else ", whose hash is gone: senders other than bulltask add no job with this id any more"
+        self._add(
+            "deduplicated",
+            f"The deduplication id {dedup_id} belongs to job {owner}{gone}; new jobs with it are not added {until}",
+            {"deduplication_id": dedup_id, "owner": owner, "owner exists": exists, "ttl_ms": ttl_ms},
+            f"app.queue({self._queue!r}).remove_deduplication_key({dedup_id!r})",
+            in_ms=None if forever else ttl_ms,
+        )
+
+    def _judge_deduplication(self) -> None:
+        dedup, owner = self._fields.get("deid"), self._replies["own dedup"]
+        if dedup and owner is not None and text(owner) == self._id:
+            self._judge_owner(dedup, self._id, self._replies["own dedup ttl"], exists=True)
+
+    def _judge_finished(self, job_id: str) -> None:
+        finished_ms, reason = _whole(self._fields.get("finishedOn")), self._fields.get("failedReason", "")[:_MAX_TEXT]
+        evidence: dict[str, Any] = {"finished": _iso(finished_ms or None)}
+        when = f" at {_at(finished_ms)}" if finished_ms else ""
+        if self._state is JobState.COMPLETED:
+            self._add("completed", f"The job completed{when}", evidence, _show(job_id))
+            return
+        evidence["failedReason"] = reason
+        if reason == REVOKED:
+            sentence = f"The job was revoked{when}: it has failed, and stays in Redis until it is removed"
+            self._add("revoked", sentence, evidence, f"app.queue({self._queue!r}).get_job({job_id!r}).retry()")
+            return
+        attempts = f"{self._fields.get('atm', '0')} of {max(1, _whole(self._opts.get('attempts')))} attempts"
+        self._add(
+            "failed",
+            f"The job failed{when}, after {attempts}, and will not be retried: {reason}",
+            {**evidence, "attempts_made": _whole(self._fields.get("atm"))},
+            f"app.queue({self._queue!r}).get_job({job_id!r}).retry()",
+        )
+
+    def _judge_active(self, job_id: str) -> None:
+        replies = self._replies
+        worker, started_ms = self._fields.get("pb", ""), _whole(self._fields.get("processedOn"))
+        evidence = {"worker": worker, "since": _iso(started_ms or None), "lock_ttl_ms": replies["lock"]}
+        on = f" on worker {worker}" if worker else ""
+        since = f" since {_at(started_ms)} ({_seconds(self._now_ms - started_ms)})" if started_ms else ""
+        if replies["revoked"] is not None:
+            asked_ms = _whole(replies["revoked"])
+            sentence = f"The job was revoked at {_at(asked_ms)}, and its worker was told to cancel it"
+            self._add("revoked", sentence, {"requested": _iso(asked_ms)})
+        if replies["lock"] != -2:
+            sentence = f"The job is running{on}{since}"
+            stop = f"bulltask revoke --terminate {_quoted(job_id)}"
+            self._add("running", sentence, evidence, stop)
+            return
+        in_ms = self._recovery_ms(marked=bool(replies["stalled"]))
+        self._add(
+            "lock-expired",
+            f"The worker that was running the job{on}{since} is gone: the job's lock has expired. It runs again after "
+            f"the next stalled check, in {_seconds(in_ms)} or less",
+            {**evidence, "marked": bool(replies["stalled"]), "stalled_count": _whole(self._fields.get("stc"))},
+            in_ms=in_ms,
+        )
+        self._judge_queue(waits=False)
+        self._judge_future()
+
+    def _judge_children(self, job_id: str) -> None:
+        total = self._replies.count("dependencies")
+        states = {key: self._child_state(key) for key in self._children}
+        failed = [key for key, state in states.items() if state == "failed"]
+        gone = [key for key, state in states.items() if state == "removed"]
+        for key in failed[:_SHOWN]:
+            reason = codec.decode_text((self._replies[f"child {key}"] or (None, None))[1])[:_MAX_TEXT]
+            _, queue, child_id = address_of(key, self._keys.prefix)
+            self._add(
+                "child-failed",
+                f"The child job {child_id} in queue {queue} has failed, and the job waits for it forever: {reason}",
+                {"child": key, "failedReason": reason},
+                f"app.queue({queue!r}).get_job({child_id!r}).retry()",
+            )
+        if gone:
+            self._add(
+                "child-gone",
+                f"{_count(len(gone), 'child job')} the job waits for "
+                f"{'was' if len(gone) == 1 else 'were'} removed, such as {gone[0]}: it would wait forever",
+                {"children": gone},
+                f"app.queue({self._queue!r}).get_job({job_id!r}).remove_unprocessed_children()",
+            )
+        if others := {key: state for key, state in states.items() if key not in {*failed, *gone}}:
+            names = ", ".join(f"{key} ({state})" for key, state in list(others.items())[:_SHOWN])
+            more = f" and {total - _SHOWN} more" if total > _SHOWN else ""
+            self._add(
+                "waiting-children",
+                f"The job waits for {_count(total, 'child job')}: {names}{more}",
+                {"pending": total, "children": others},
+            )
+        elif not states:
+            self._add("waiting-children", "The job waits for child jobs", {"pending": total}, None, "likely")
+
+    def _child_state(self, key: str) -> str:
+        replies = self._replies
+        if not replies.sees(f"child {key}"):
+            return "cannot see"
+        if replies[f"child {key}"][0] is None:
+            return "removed"
+        for state in _SETS:
+            if replies[f"child {state} {key}"] is not None:
+                return state
+        return "active" if replies[f"child lock {key}"] else "waiting"
+
+    def _judge_delay(self, job_id: str) -> None:
+        due_ms = float(self._replies["score delayed"]) / _SCORE
+        left_ms = due_ms - self._now_ms
+        reason = self._fields.get("failedReason", "")[:_MAX_TEXT]
+        attempts_made, attempts = _whole(self._fields.get("atm")), max(1, _whole(self._opts.get("attempts")))
+        evidence: dict[str, Any] = {"due": _iso(due_ms)}
+        when = f"at {_at(due_ms)}, in {_seconds(left_ms)}" if left_ms > 0 else f"since {_at(due_ms)}"
+        promote = f"app.queue({self._queue!r}).get_job({job_id!r}).promote()"
+        if left_ms <= 0:
+            self._add(
+                "due",
+                f"The job has been due for {_seconds(-left_ms)}: a worker moves it when it next asks for a job",
+                evidence,
+                in_ms=0,
+            )
+        if self._fields.get(INCOMPATIBLE_FIELD, "").startswith(f"{attempts_made}:"):
+            since_ms = _whole(self._fields[INCOMPATIBLE_FIELD].partition(":")[2])
+            evidence |= {"failedReason": reason, "since": _iso(since_ms), "logs": self._keys.logs(job_id)}
+            sentence = f"No worker could run the job since {_at(since_ms)}: {reason}. It is tried again {when}"
+            code = "unknown-task" if _NOT_REGISTERED in reason else "incompatible"
+            queue = shlex.quote(self._queue)
+            self._add(code, sentence, evidence, f"bulltask worker -A APP -Q {queue}", in_ms=left_ms)
+        elif _THROTTLED in self._fields:
+            self._judge_throttle(left_ms, when, evidence)
+        elif left_ms <= 0:
+            return
+        elif scheduler := self._fields.get("rjk"):
+            evidence["scheduler"] = scheduler
+            sentence = f"It is the next job of the job scheduler {scheduler}, due {when}"
+            self._add("schedule", sentence, evidence, promote, in_ms=left_ms)
+        elif reason and attempts_made:
+            evidence |= {"failedReason": reason, "attempts_made": attempts_made, "attempts": attempts}
+            sentence = f"Attempt {attempts_made} of {attempts} failed: {reason}. The next one is due {when}"
+            self._add("retry", sentence, evidence, promote, in_ms=left_ms)
+        else:
+            sentence = f"The job has a countdown or eta: it is due {when}"
+            self._add("delayed", sentence, evidence, promote, in_ms=left_ms)
+
+    def _judge_throttle(self, left_ms: float, when: str, evidence: dict[str, Any]) -> None:
+        task, rank = self._fields.get("name", ""), self._replies["place in line"]
+        interval = (self._replies["rates"] or {}).get(task, "").partition(" ")[0]
+        place = f"number {rank + 1} of {self._replies.count('line')} in its line" if rank is not None else "throttled"
+        rate = f", one job per {interval} s" if interval else ""
+        self._add(
+            "task-rate-limit",
+            f"The rate limit of task {task}{rate}, delays the job: it is {place}, and starts {when}",
+            {**evidence, "task": task, "rank": rank, "line": self._replies.count("line"), "seconds_per_job": interval},
+            in_ms=left_ms,
+        )
+
+    def _judge_future(self) -> None:
+        """Judge what will happen to the job when a worker acquires it."""
+        own = self._opts.get(BULLTASK_KEY)
+        expires_ms = number(own.get("expires")) if isinstance(own, dict) else None
+        if expires_ms is not None and expires_ms <= self._now_ms:
+            sentence = f"The job expired at {_at(expires_ms)}: the worker that acquires it will fail it"
+            self._add("expired", sentence, {"expires": _iso(expires_ms)})
+        if deferred := self._fields.get("defa", "")[:_MAX_TEXT]:
+            sentence = f"The job will fail as soon as a worker acquires it: {deferred}"
+            self._add("will-fail", sentence, {"defa": deferred})
+        if crashes := _whole(self._fields.get(CRASHES)):
+            alone = crashes >= min(2, self._config.max_crashes)
+            group = "alone in its process, so it waits for an empty child" if alone else "with at most 9 other jobs"
+            self._add(
+                "quarantined",
+                f"The job has been in {_count(crashes, 'process')} that crashed: it runs {group}",
+                {CRASHES: crashes, "max_crashes": self._config.max_crashes},
+            )
+
+    def _judge_turn(self) -> None:
+        """Judge the job's place among those that are ready to run."""
+        replies, waiting = self._replies, self._replies.count("wait")
+        if self._state is JobState.PRIORITIZED:
+            rank = int(replies["rank"] or 0)
+            if before := rank + waiting:
+                sentence = (
+                    f"{_count(before, 'job')} come first: {waiting} without a priority, and {rank} with a better "
+                    "priority, or the same and added earlier"
+                )
+                evidence = {"priority": _whole(self._fields.get("priority")), "wait": waiting, "rank": rank}
+                self._add("prioritized", sentence, evidence)
+        elif (before_or_more := self._before()) is not None:
+            before, is_exact = before_or_more
+            if before:
+                count = _count(before, "job") if is_exact else f"More than {before:,} jobs"
+                sentence = f"{count} of queue {self._queue} {'comes' if before == 1 else 'come'} first"
+                self._add("behind", sentence, {"before": before, "exact": is_exact})
+        if self._holds():
+            return
+        marker = replies["marker"] == 0 and not replies.count("active")
+        if marker:
+            in_ms = self._config.drain_delay_ms
+            sentence = f"Workers are idle and were not woken up; they look for jobs by themselves in {_seconds(in_ms)}"
+            self._add("marker-lost", sentence, {"marker": 0, "active": 0}, None, "likely", in_ms=in_ms)
+        elif not self._reasons:
+            sentence = f"Nothing holds the job: it runs next in queue {self._queue}"
+            self._add("next", sentence, {"active": replies.count("active"), "before": 0})
+
+    def _before(self) -> tuple[int, bool] | None:
+        """Return how many jobs come before the job, and whether that is all of them."""
+        for name in ("wait", "paused"):
+            length = self._replies.count(name)
+            position = self._replies[f"from right {name}"]
+            if position is None:
+                position = self._replies[f"from left {name}"]
+            if position is not None:
+                return max(0, length - 1 - position), True
+        return _SEARCHED, False
+
+
+_LATE_MS: Final = 5_000
+"""How long a scheduled job may be overdue before it is late."""
+
+_HARMLESS: Final = frozenset(("behind", "prioritized", "deduplicated", "due", "delayed", "cannot-see", "schedule"))
+"""Reasons that hold no job that is ready to run."""
+
+
+def _other_spelling(name: str) -> str:
+    """Return a queue's name with the hash tag if it has none, and without it if it has one."""
+    return name[1:-1] if name.startswith("{") and name.endswith("}") else bullmq_name(name, hash_tag=True)
+
+
+def _workers_of(rows: Sequence[ClientRow], keys: QueueKeys) -> list[ClientRow]:
+    own = keys.client_name()
+    return [row for row in rows if row.name == own or row.name.startswith(f"{own}:w:")]
+
+
+def _first(reply: Any) -> tuple[str, float] | None:
+    return (text(reply[0]), float(reply[1])) if reply else None
+
+
+def _pairs(reply: Any) -> dict[str, str]:
+    return dict(zip(map(text, reply[::2]), map(text, reply[1::2]), strict=True))
+
+
+def _scanned(reply: Any) -> list[str]:
+    return texts(reply[1])
+
+
+def _paused_ms(reply: Any) -> int | None:
+    """Return when the newest ``paused`` event was written."""
+    for entry_id, fields in reply:
+        if b"paused" in fields[1:2]:
+            return int(text(entry_id).partition("-")[0])
+    return None
+
+
+def _info(reply: Any) -> dict[str, str]:
+    return dict(line.partition(":")[::2] for line in codec.decode_text(reply).splitlines() if ":" in line)
+
+
+def _merged(parts: Sequence[dict[str, str]]) -> dict[str, str]:
+    """Return what one of a cluster's nodes has reported: the one with the least free memory."""
+
+    return max(parts, key=lambda info: _whole(info.get("used_memory")) / (_whole(info.get("maxmemory")) or inf))
+
+
+def _whole(value: object) -> int:
+    """Return a number that was read, 0 if it is missing or malformed."""
+    if isinstance(value, bytes | str):
+        try:
+            return field_number(value)
+        except ValueError:
+            return 0
+    return number(value) or 0
+
+
+def _moment(ms: float) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC)
+    except (OverflowError, ValueError, OSError):  # a hash may contain any value
+        return None
+
+
+def _iso(ms: float | None) -> str | None:
+    moment = None if ms is None else _moment(ms)
+    return None if moment is None else moment.isoformat(timespec="milliseconds")
+
+
+def _at(ms: float) -> str:
+    moment = _moment(ms)
+    return "an unknown time" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _seconds(ms: float) -> str:
+    """Return ``3.2 s``, ``4 min`` or ``2.5 h``."""
+    seconds = max(0.0, ms / 1000)
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f}".removesuffix(".0") + f" {unit}"
+    return f"{seconds:.1f} s"
+
+
+def _count(count: int, noun: str) -> str:
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{count:,} {noun if count == 1 else plural}"
+
+
+def _quoted(job_id: str) -> str:
+    return shlex.quote(job_id)
+
+
+def _show(job_id: str, *options: str) -> str:
+    return " ".join(["bulltask job show", _quoted(job_id), *options])

@@ -1,0 +1,664 @@
+"""``job.explain()`` and ``queue.explain()`` find each reason why a job does not run, and all of several reasons."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shlex
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import redis
+from click.testing import CliRunner, Result
+
+from bulltask import App
+from bulltask.cli.main import main
+from bulltask.queue import AsyncQueue, FlowJob, Job, Queue
+from bulltask.queue.reasons import REASONS, Explanation, Reason
+from bulltask.transport.call import QueueKeys
+from bulltask.transport.permissions import role_grants
+from tests.conftest import ServerFactory
+from tests.support.command_output import json_of
+from tests.support.manual_worker import ManualWorker
+
+pytestmark = pytest.mark.redis
+
+
+@dataclass
+class World:
+    """A queue that a case prepares; ``worker`` acquires its jobs, and its name is that of a connected worker."""
+
+    app: App
+    redis: Any
+    worker: ManualWorker
+    url: str
+    stack: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def queue(self) -> Queue:
+        return self.app.queue("mail")
+
+    @property
+    def keys(self) -> QueueKeys:
+        return self.queue.context.keys
+
+    def add(self, job_id: str = "j", **options: Any) -> str:
+        return self.queue.add("send", {}, job_id=job_id, **options).id
+
+    def acquire(self) -> str:
+        return self.worker.acquire()
+
+    def die(self) -> str:
+        """Acquire a job, and lose its lock, as when the worker is killed and its lock expires."""
+        job_id = self.acquire()
+        self.redis.delete(self.keys.lock(job_id))
+        return job_id
+
+    def connect(self, queue: str = "{mail}") -> None:
+        """Connect a client with the name of a worker."""
+        name = f"bull:{b64encode(queue.encode()).decode()}:w:one"
+        client = redis.Redis.from_url(self.url, client_name=name)
+        self.stack.enter_context(closing(client))
+        client.ping()
+
+    def explain(self, job_id: str | None) -> Explanation:
+        return self.queue.explain(job_id)
+
+
+@pytest.fixture
+def world(app: App, redis_client: Any, broker_url: str) -> Iterator[World]:
+    worker = ManualWorker(app._broker, app._broker.keys("mail"))
+    with ExitStack() as stack:
+        stack.callback(worker.close)
+        yield World(app, redis_client, worker, broker_url, stack)
+
+
+Case = Callable[[World], str | None]
+CASES: list[tuple[str, str, Case]] = []
+
+
+def case(code: str, words: str = "") -> Callable[[Case], Case]:
+    """Register a case: its reason comes first, and its sentence matches ``words``."""
+
+    def register(function: Case) -> Case:
+        CASES.append((code, words, function))
+        return function
+
+    return register
+
+
+@case("paused", r"Queue mail is paused since \d{4}-.* UTC")
+def paused(world: World) -> str:
+    world.connect()
+    world.queue.pause()
+    return world.add()
+
+
+@case("paused", "is paused: ")
+def paused_by_a_flag_of_zero(world: World) -> str:
+    world.add()
+    world.redis.hset(world.keys.meta, "paused", 0)
+    return "j"
+
+
+@case("paused-apart", "1 job of queue mail is in the list of a pause by BullMQ 5")
+def resumed_by_bullmq_6_after_a_pause_by_bullmq_5(world: World) -> str:
+    job_id = world.add()
+    world.queue.pause()
+    world.redis.hdel(world.keys.meta, "paused")
+    return job_id
+
+
+@case("paused", "")
+def the_paused_queue_itself(world: World) -> None:
+    world.add()
+    world.queue.pause()
+
+
+@case("queue-rate-limit", "used up its rate limit of 1 job; it is free in ")
+def rate_limited_queue(world: World) -> str:
+    world.connect()
+    world.queue.set_global_rate_limit(1, 60)
+    world.add("first")
+    world.acquire()
+    return world.add()
+
+
+@case("queue-rate-limit", r"rate_limit\(\) has stopped queue mail")
+def queue_stopped_by_rate_limit(world: World) -> str:
+    world.connect()
+    world.queue.rate_limit(60)
+    return world.add()
+
+
+@case("queue-rate-limit", "whose maximum is not in Redis")
+def queue_with_a_limiter_of_its_workers(world: World) -> str:
+    world.connect()
+    world.redis.set(world.keys.limiter, 3, px=60_000)
+    return world.add()
+
+
+@case("global-concurrency", r"may have 1 active job \(its global concurrency\), and has 1: first$")
+def maxed_queue(world: World) -> str:
+    world.connect()
+    world.queue.set_global_concurrency(1)
+    world.add("first")
+    world.acquire()
+    return world.add()
+
+
+@case("global-concurrency", r"first \(lock expired\); 1 of them without a lock")
+def maxed_by_a_dead_entry(world: World) -> str:
+    world.connect()
+    world.queue.set_global_concurrency(1)
+    world.add("first")
+    world.die()
+    return world.add()
+
+
+@case("delayed", "countdown or eta: it is due at .* in 2 min")
+def delayed(world: World) -> str:
+    return world.add(delay=120.5)
+
+
+@case("retry", "Attempt 1 of 3 failed: no server. The next one is due at ")
+def waiting_for_a_retry(world: World) -> str:
+    world.add(attempts=3, backoff=60)
+    job = world.queue.get_next_job("token")
+    assert job is not None
+    job.move_to_failed("no server")
+    return job.id
+
+
+@case("schedule", "next job of the job scheduler hourly")
+def next_job_of_a_scheduler(world: World) -> str:
+    world.queue.schedulers.upsert("hourly", cron="0 0 1 1 *", name="send")
+    return world.queue.get_delayed()[0].id
+
+
+@case("due", "has been due for ")
+def due_but_still_delayed(world: World) -> str:
+    world.connect()
+    world.add(delay=60)
+    world.redis.zadd(world.keys.delayed, {"j": 4096 * 1_600_000_000_000})
+    return "j"
+
+
+@case("waiting-children", r"waits for 2 child jobs: .*\((waiting|delayed)\), ")
+def waiting_for_children(world: World) -> str:
+    children = [
+        FlowJob("part", "files", {}, {"job_id": "a"}),
+        FlowJob("part", "files", {}, {"job_id": "b", "delay": 60}),
+    ]
+    return world.app.flows().add(FlowJob("send", "mail", {}, {"job_id": "j"}, children)).job.id
+
+
+@case("child-failed", "The child job a in queue .* has failed, and the job waits for it forever: no")
+def waiting_for_a_failed_child(world: World) -> str:
+    waiting_for_children(world)
+    worker = ManualWorker(world.app._broker, world.app._broker.keys("files"))
+    world.stack.callback(worker.close)
+    worker.fail()
+    return "j"
+
+
+@case("child-gone", "1 child job the job waits for was removed, such as bull:{files}:a")
+def waiting_for_a_removed_child(world: World) -> str:
+    waiting_for_children(world)
+    world.redis.delete("bull:{files}:a")
+    return "j"
+
+
+@case("prioritized", "3 jobs come first: 1 without a priority, and 2 with a better priority")
+def behind_better_priorities(world: World) -> str:
+    world.connect()
+    world.add("plain")
+    world.add("a", priority=1)
+    world.add("b", priority=5)
+    return world.add(priority=5)
+
+
+@case("behind", "2 jobs of queue mail come first")
+def behind_other_jobs(world: World) -> str:
+    world.connect()
+    world.add("a")
+    world.add("b")
+    return world.add()
+
+
+@case("behind", "More than 1,000 jobs of queue mail come first")
+def far_behind(world: World) -> str:
+    world.connect()
+    world.redis.rpush(world.keys.wait, *(f"{number}" for number in range(1500)))
+    world.add()
+    world.redis.lpush(world.keys.wait, *(f"more-{number}" for number in range(1500)))
+    return "j"
+
+
+@case("running", r"is running on worker manual since .* UTC \(")
+def running(world: World) -> str:
+    world.add()
+    return world.acquire()
+
+
+@case("lock-expired", "It runs again after the next stalled check, in 60.0 s or less")
+def worker_that_died(world: World) -> str:
+    world.connect()
+    world.add()
+    return world.die()
+
+
+@case("lock-expired", "1 active job of queue mail lost the worker")
+def queue_whose_worker_died(world: World) -> None:
+    world.connect()
+    world.add()
+    world.die()
+
+
+@case("quarantined", "in 1 process that crashed: it runs with at most 9 other jobs")
+def job_that_crashed_its_process(world: World) -> str:
+    world.connect()
+    world.add()
+    world.redis.hset(world.keys.job("j"), "bulltask:crashes", 1)
+    return "j"
+
+
+@case("quarantined", "in 2 processes that crashed: it runs alone")
+def job_that_crashed_twice(world: World) -> str:
+    world.connect()
+    world.add()
+    world.redis.hset(world.keys.job("j"), "bulltask:crashes", 2)
+    return "j"
+
+
+@case("will-fail", "as soon as a worker acquires it: child bull:{files}:a failed")
+def job_that_will_fail(world: World) -> str:
+    world.connect()
+    world.add()
+    world.redis.hset(world.keys.job("j"), "defa", "child bull:{files}:a failed")
+    return "j"
+
+
+@case("expired", "The job expired at .*: the worker that acquires it will fail it")
+def expired(world: World) -> str:
+    world.connect()
+    return world.add(expires=datetime.now(UTC) - timedelta(seconds=5))
+
+
+@case("revoked", "was revoked at .*: it has failed, and stays in Redis until it is removed")
+def revoked(world: World) -> str:
+    world.add()
+    world.queue.revoke("j")
+    return "j"
+
+
+@case("revoked", "its worker was told to cancel it")
+def revoked_while_running(world: World) -> str:
+    world.add()
+    job_id = world.acquire()
+    world.queue.revoke(job_id, terminate=True)
+    return job_id
+
+
+@case("failed", "after 1 of 1 attempts, and will not be retried: no")
+def failed(world: World) -> str:
+    world.add(attempts=1)
+    return world.worker.fail()
+
+
+@case("completed", "The job completed at ")
+def completed(world: World) -> str:
+    world.add()
+    return world.worker.complete()
+
+
+@case("hash-gone", "its hash does not exist: it was deleted, or Redis evicted it")
+def job_whose_hash_is_gone(world: World) -> str:
+    world.connect()
+    world.add()
+    world.redis.delete(world.keys.job("j"))
+    return "j"
+
+
+@case("foreign", "is not the hash of a job of BullMQ: it has no field 'name'")
+def hash_without_a_name(world: World) -> str:
+    world.connect()
+    world.add()
+    world.redis.delete(world.keys.job("j"))
+    world.redis.hset(world.keys.job("j"), "payload", "x")
+    return "j"
+
+
+@case("foreign", "is not the hash of a job of BullMQ: .*WRONGTYPE")
+def key_of_another_type(world: World) -> str:
+    world.connect()
+    world.add()
+    world.redis.delete(world.keys.job("j"))
+    world.redis.set(world.keys.job("j"), "x")
+    return "j"
+
+
+@case("lost", r"the job is in no state.*meta\.version is bullmq:")
+def job_in_no_list(world: World) -> str:
+    world.add()
+    world.redis.lrem(world.keys.wait, 1, "j")
+    return "j"
+
+
+@case(
+    "deduplicated", "The deduplication id once belongs to job j; new jobs with it are not added until it has finished"
+)
+def owner_of_a_deduplication_id(world: World) -> str:
+    world.connect()
+    return world.add(deduplication="once")
+
+
+@case("deduplicated", "belongs to job j; ")
+def a_deduplication_id_instead_of_a_job(world: World) -> str:
+    world.add(deduplication="once")
+    return "once"
+
+
+@case("deduplicated", "belongs to job j, whose hash is gone")
+def a_deduplication_id_whose_owner_is_gone(world: World) -> str:
+    world.add(deduplication="once")
+    world.redis.delete(world.keys.job("j"))
+    return "once"
+
+
+@case("wrong-hash-tag", "The job is in the queue mail, not in {mail}")
+def job_under_the_other_spelling(world: World) -> str:
+    with closing(App("node", world.url, queue_hash_tag=False)) as app:
+        return app.queue("mail").add("send", {}, job_id="j").id
+
+
+@case("wrong-hash-tag", "The workers are connected to the queue mail, which is another queue than {mail}")
+def workers_under_the_other_spelling(world: World) -> str:
+    world.connect("mail")
+    return world.add()
+
+
+@case("no-worker", "No worker of queue mail is connected to redis://")
+def without_a_worker(world: World) -> str:
+    world.connect("{other}")
+    return world.add()
+
+
+@case("no-worker", "")
+def queue_without_a_worker(world: World) -> None:
+    world.add()
+
+
+@case("schedule-late", "The next job of the job scheduler hourly was due .* ago$")
+def schedule_that_is_late(world: World) -> None:
+    world.connect()
+    next_job_of_a_scheduler(world)
+    move_schedule(world, keep_job=True)
+
+
+@case("schedule-late", "ago, and this job is missing")
+def schedule_whose_job_is_missing(world: World) -> None:
+    world.connect()
+    next_job_of_a_scheduler(world)
+    move_schedule(world, keep_job=False)
+
+
+def move_schedule(world: World, *, keep_job: bool) -> None:
+    ms = 1_600_000_000_000
+    if keep_job:
+        world.redis.hset(world.keys.job(f"repeat:hourly:{ms}"), "name", "send")
+    world.redis.zadd(world.keys.repeat, {"hourly": ms})
+
+
+@case("marker-lost", "Workers are idle and were not woken up")
+def lost_marker(world: World) -> str:
+    world.connect()
+    world.add()
+    world.redis.delete(world.keys.marker)
+    return "j"
+
+
+@case("next", "Nothing holds the job: it runs next in queue mail")
+def next_job(world: World) -> str:
+    world.connect()
+    return world.add()
+
+
+@case("working", "Nothing holds queue mail: 1 job active, 1 waiting")
+def queue_that_works(world: World) -> None:
+    world.connect()
+    world.add("a")
+    world.acquire()
+    world.add()
+
+
+@case("empty", "Queue mail has no jobs that wait; 0 are active")
+def empty_queue(world: World) -> None:
+    world.connect()
+
+
+@case("delayed", "1 job of queue mail delayed; the first is due in 2 min")
+def queue_of_delayed_jobs(world: World) -> None:
+    world.connect()
+    world.add(delay=120.5)
+
+
+@case("unknown-job", "has no job missing: it was removed, or never added")
+def unknown_job(world: World) -> str:
+    return "missing"
+
+
+@pytest.mark.parametrize(("code", "words", "prepare"), [pytest.param(*it, id=it[2].__name__) for it in CASES])
+def test_the_reason_is_found_and_comes_first(world: World, code: str, words: str, prepare: Case) -> None:
+    explanation = world.explain(prepare(world))
+    reason = explanation.reasons[0]
+    assert (reason.code, explanation.queue) == (code, "mail"), str(explanation)
+    assert re.search(words, reason.sentence), reason.sentence
+    assert reason.evidence
+    check_command(reason, world)
+    json.dumps(explanation.to_json())
+
+
+def check_command(reason: Reason, world: World) -> None:
+    """Check that the command of a reason exists: bulltask's, of redis-cli, or a method of a queue or job."""
+    if reason.command is None:
+        return
+    if reason.command.startswith("app.queue("):
+        methods = re.findall(r"\.(\w+)\(", reason.command)[1:]
+        assert methods, reason.command
+        owner: Any = world.queue
+        for method in methods:
+            assert hasattr(owner, method), reason.command
+            owner = Job if method == "get_job" else owner
+        return
+    program, *words = shlex.split(reason.command)
+    if program == "redis-cli":
+        assert world.redis.execute_command("COMMAND", "INFO", words[0]), reason.command
+        return
+    assert program == "bulltask", reason.command
+    context = click.Context(main)
+    found: click.Command = main
+    while isinstance(found, click.Group) and words and not words[0].startswith("-"):
+        child_command = found.get_command(context, words.pop(0))
+        assert child_command is not None, reason.command
+        found = child_command
+    options = {
+        name for parameter in (*found.params, *main.params) for name in (*parameter.opts, *parameter.secondary_opts)
+    }
+    assert {word for word in words if word.startswith("-")} <= options, reason.command
+
+
+def test_every_reason_has_a_case() -> None:
+    elsewhere = {"redis-unreachable", "redis-loading", "redis-full", "redis-read-only", "cannot-see"}
+    workers = {"unknown-task", "incompatible", "task-rate-limit"}
+    assert {code for code, _, _ in CASES} | elsewhere | workers == set(REASONS)
+
+
+def test_the_reference_lists_every_reason() -> None:
+    page = Path("docs/reference/reasons.md").read_text()
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \| (.*) \|$", page, re.MULTILINE))
+    assert rows == REASONS
+
+
+def test_several_reasons_are_all_named_in_their_order(world: World) -> None:
+    world.queue.set_global_rate_limit(1, 60)
+    world.queue.set_global_concurrency(1)
+    world.add("dead")
+    world.die()
+    world.queue.pause()
+    world.add(delay=60, deduplication="once")
+    assert world.explain("j").codes == (
+        "deduplicated",
+        "delayed",
+        "paused",
+        "no-worker",
+        "queue-rate-limit",
+        "global-concurrency",
+    )
+
+
+def test_the_asyncio_queue_and_the_job_itself_explain_the_same(world: World) -> None:
+    world.queue.pause()
+    job = world.queue.add("send", {})
+    expected = job.explain()
+    assert expected.codes == ("paused", "no-worker")
+    assert expected.reasons[0].to_json()["certainty"] == "proved"
+
+    async def explain() -> list[Explanation]:
+        async with AsyncQueue("mail", world.url) as queue:
+            found = await queue.get_job(job.id)
+            assert found is not None
+            return [await found.explain(), await queue.explain(job.id), await queue.explain()]
+
+    first, second, whole = asyncio.run(explain())
+    assert first.codes == second.codes == expected.codes
+    assert whole.codes == expected.codes
+    assert (first.state, whole.state) == ("waiting", None)
+
+
+def test_the_times_of_a_reason_are_those_of_the_server(world: World) -> None:
+    world.add(delay=100)
+    reason = world.explain("j").reasons[0]
+    assert reason.expected_s == pytest.approx(100, abs=5)
+    assert reason.expected_at is not None
+    assert abs(reason.expected_at - datetime.now(UTC)) < timedelta(seconds=105)
+
+
+# Redis itself, and users who may not read everything.
+
+
+def test_a_full_server_is_named(world: World) -> None:
+    job_id = world.add()
+    world.redis.config_set("maxmemory", "1mb")
+    try:
+        reason = world.explain(job_id).reasons[0]
+    finally:
+        world.redis.config_set("maxmemory", 0)
+    assert reason.code == "redis-full"
+    assert re.search(r"is full: it uses [\d,]+ of 1,048,576 bytes", reason.sentence)
+    assert reason.evidence["maxmemory_policy"] == "noeviction"
+
+
+def test_a_server_that_cannot_be_reached_is_a_reason(world: World) -> None:
+    with closing(App("lost", "redis://127.0.0.1:1")) as app:
+        explanation = app.queue("mail").explain("j")
+        assert (explanation.state, explanation.codes) == (None, ("redis-unreachable",))
+        assert app.queue("mail").explain().codes == ("redis-unreachable",)
+        check_command(explanation.reasons[0], world)
+
+
+@pytest.mark.one_server
+def test_a_replica_is_named(server_factory: ServerFactory) -> None:
+    server = server_factory()
+    with closing(App("shop", server.url)) as app, redis.Redis.from_url(server.url) as plain:
+        job = app.queue("mail").add("send", {})
+        plain.replicaof("127.0.0.1", 1)
+        assert "redis-read-only" in job.explain().codes
+
+
+@pytest.mark.one_server
+def test_a_reader_may_read_all_that_an_explanation_needs(world: World) -> None:
+    world.connect()
+    world.queue.pause()
+    world.queue.set_global_concurrency(1)
+    waiting_for_children(world)
+    url = restricted(world, role_grants(["reader"]).rules())
+    with closing(App("reader", url)) as app:
+        assert app.queue("mail").explain("j").codes == ("waiting-children", "paused")
+        assert app.queue("mail").explain().codes == ("paused", "waiting-children")
+
+
+@pytest.mark.one_server
+def test_what_may_not_be_read_is_said_and_is_not_taken_for_nothing(world: World) -> None:
+    world.connect()
+    world.queue.set_global_concurrency(1)
+    world.add("first")
+    world.acquire()
+    world.add()
+    url = restricted(world, ["~*", "+@all", "-info", "-client|list", "-hmget", "-lpos"])
+    with closing(App("narrow", url)) as app:
+        explanation = app.queue("mail").explain("j")
+    assert explanation.codes == ("cannot-see",)
+    reason = explanation.reasons[0]
+    assert reason.certainty == "cannot see"
+    assert {"info", "clients", "meta"} <= set(reason.evidence["refused"])
+    assert "ACL SETUSER narrow +hmget" in reason.sentence
+    check_command(reason, world)
+
+
+def restricted(world: World, rules: list[str]) -> str:
+    world.redis.execute_command("ACL", "SETUSER", "narrow", "reset", "on", ">secret", *rules)
+    world.stack.callback(world.redis.acl_deluser, "narrow")
+    return world.url.replace("redis://", "redis://narrow:secret@")
+
+
+# The command.
+
+
+def bulltask(world: World, *args: str) -> Result:
+    return CliRunner().invoke(main, [*args, "-b", world.url])
+
+
+def test_the_command_explains_a_job_that_it_finds_in_any_queue(world: World) -> None:
+    world.queue.pause()
+    world.add()
+    shown = bulltask(world, "why", "j")
+    assert shown.exit_code == 0, shown.output
+    assert shown.output.startswith("Job j, queue mail: waiting\n\nQueue mail is paused since ")
+    assert "\n  paused: meta.version=bullmq:" in shown.output
+    assert "No worker of queue mail is connected" in shown.output
+    assert "\n  $ bulltask worker -A APP -Q mail\n" in shown.output
+
+
+def test_the_command_explains_a_queue_and_prints_json(world: World) -> None:
+    world.queue.pause()
+    shown = bulltask(world, "why", "-Q", "mail", "--json")
+    document = json_of(shown, "why")
+    assert shown.exit_code == 0
+    assert [reason["code"] for reason in document["reasons"]] == ["paused", "no-worker", "empty"]
+    assert document["job_id"] is None
+
+
+def test_the_exit_codes_of_the_command(world: World) -> None:
+    assert bulltask(world, "why", "missing").exit_code == 4
+    assert bulltask(world, "why", "missing", "-Q", "mail").exit_code == 4
+    assert bulltask(world, "why").exit_code == 2
+    lost = CliRunner().invoke(main, ["why", "j", "-Q", "mail", "-b", "redis://127.0.0.1:1"])
+    assert (lost.exit_code, "redis-unreachable" in lost.output) == (1, True)
+
+
+def test_job_show_says_why_an_unfinished_job_does_not_run(world: World) -> None:
+    world.queue.pause()
+    world.add()
+    shown = bulltask(world, "job", "show", "j")
+    assert re.search(r"\nWhy it does not run\n  Queue mail is paused since ", shown.output), shown.output
+    document = json_of(bulltask(world, "job", "show", "j", "--json"), "job show")
+    assert [reason["code"] for reason in document["redis"]["why"]] == ["paused", "no-worker"]
