@@ -724,6 +724,11 @@ class RunningJob:
         """The job's backoff, ``None`` for an immediate retry; ``DecodeError``: it is malformed."""
         return Backoff.from_wire(self.opts.get("backoff"))
 
+    @property
+    def waited_ms(self) -> int:
+        """Time from when the job could first run until it was acquired."""
+        return max(0, self.processed_on_ms - self.timestamp_ms - int(_number(self.opts.get("delay"))))
+
     def retry_delay_ms(self, attempts_made: int) -> int:
         """Return the delay that the job's backoff prescribes after ``attempts_made`` failed attempts."""
         backoff = self.backoff()

@@ -4,6 +4,11 @@ Each process writes to one block: the supervisor to block 0, the child with inde
 one writer at a time, so processes need no lock. A child that replaces a dead one continues the same block, so totals
 never decrease (which Prometheus would interpret as a restart). Nothing is written to disk, unlike in the multi-process
 mode of ``prometheus_client``, where the files of dead processes accumulate.
+
+An attempt is counted exactly once, whenever its child is killed. Before a child sends an outcome, it notes in the block
+what it will count (:meth:`MetricsBlock.ending`); once Redis has stored the outcome, it counts, and clears the note, in
+one step (:meth:`MetricsBlock.ended`). If the child dies in between, the supervisor asks Redis which of the noted
+attempts have ended, and counts those (:mod:`bulltask.worker.recovery`).
 """
 
 from __future__ import annotations
@@ -11,9 +16,10 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
+import struct
 import threading
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
@@ -22,10 +28,30 @@ from typing import Final
 from bulltask.observe.bus import Bus
 from bulltask.observe.events import EVENTS
 
-__all__ = ["BUCKETS", "Histogram", "MetricsListener", "MetricsMemory", "QueueTotals"]
+__all__ = [
+    "BUCKETS",
+    "JOB_BUCKETS",
+    "MAX_TASKS",
+    "OTHER_TASKS",
+    "Histogram",
+    "MetricsBlock",
+    "MetricsListener",
+    "MetricsMemory",
+    "NotedAttempt",
+    "QueueTotals",
+    "TaskTotals",
+    "failure_counter",
+]
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """Upper bounds in seconds, as in ``prometheus_client``; one more bucket counts longer durations."""
+
+JOB_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+"""The same for the wait and run times by task, unless ``metrics_buckets`` is set."""
+
+MAX_TASKS: Final = 200
+OTHER_TASKS: Final = "other"
+"""The name under which all further tasks are counted together, as are jobs of unknown tasks."""
 
 FAILURE_REASONS: Final = ("transient_exhausted", "permanent", "unknown", "revoked", "crashed")
 """Why a job failed: the category of its error (``transient`` if no retry was left), or it crashed its process."""
@@ -46,6 +72,19 @@ _DURATIONS: Final = len(_CELL)
 _LOCK_RENEWALS: Final = _DURATIONS + _HISTOGRAM_CELLS
 _QUEUE_CELLS: Final = _LOCK_RENEWALS + _HISTOGRAM_CELLS
 _CELL_BYTES: Final = 8
+
+# The journal makes several changes one step: it contains the new values of cells, which count as written from the
+# moment at which its first cell is 1. If the process dies before it has written them all, the supervisor does.
+_JOURNAL: Final = struct.Struct("=14d")  # seven pairs: a cell, and its new value
+_JOURNAL_CELLS: Final = 1 + 14
+
+# A note: whether there is one, and the fields of NotedAttempt.
+_NOTE: Final = struct.Struct("=6d")
+_NOTE_CELLS: Final = 1 + 6
+
+# The cells of a task in a queue: which task and queue, the outcomes of attempts, then the run and wait times.
+_TASK_STATUS: Final = {"completed": 1, "retried": 2, "failed": 3}
+_TASK_RUN: Final = 4
 
 _CONNECTED: Final = 1.0
 _DISCONNECTED: Final = 2.0  # 0: not connected yet
@@ -84,6 +123,39 @@ class QueueTotals:
         return sum(self.failed_by.values())
 
 
+@dataclass(frozen=True, slots=True)
+class TaskTotals:
+    """The totals of one task in one queue across all processes."""
+
+    completed: int
+    retried: int
+    failed: int
+    run: Histogram
+    """Run times of attempts, for every outcome."""
+    wait: Histogram
+    """How long jobs waited from the time at which they were due until they started for the first time."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotedAttempt:
+    """What a child was about to count when it died.
+
+    Attributes:
+        slot: The position of the attempt's slot.
+        order: The slot's :attr:`~bulltask.worker.slots.Slot.order` then: it has another job if this has changed.
+        attempts_made: The job's ended attempts if this attempt has ended (``atm``).
+        counter: The counter of the queue.
+    """
+
+    slot: int
+    order: int
+    attempts_made: int
+    queue: str
+    task: str
+    counter: str
+    seconds: float
+
+
 class MetricsMemory:
     """The shared memory of all counters of a worker; create it before the first fork.
 
@@ -94,17 +166,30 @@ class MetricsMemory:
             their names, so that a new limit need not be declared again.
         fd: A descriptor from :func:`bulltask.config.process.anonymous_file`, which spawned children need; an empty file
             is enlarged. ``None`` for anonymous memory.
+        tasks: The names of tasks; those after `MAX_TASKS` are counted as `OTHER_TASKS`.
+        slots: The number of slots of a child.
+        buckets: Upper bounds of wait and run times, in seconds.
     """
 
-    def __init__(self, queues: Sequence[str], blocks: int, child_limits: type[IntEnum], fd: int | None = None) -> None:
+    def __init__(  # noqa: PLR0913 - one for each part of the layout
+        self,
+        queues: Sequence[str],
+        blocks: int,
+        child_limits: type[IntEnum],
+        fd: int | None = None,
+        *,
+        tasks: Sequence[str] = (),
+        slots: int = 1,
+        buckets: Sequence[float] = JOB_BUCKETS,
+    ) -> None:
         self.queues = tuple(queues)
         self.blocks = blocks
         if blocks < 1 or len(set(self.queues)) != len(self.queues):
             raise ValueError(f"metrics need at least one block, and each queue once: {blocks=}, {queues=}")
         limits = (limit.name.lower() for limit in child_limits if limit)
-        self._exit_reasons = (*limits, "hard_memory_limit", "signal", "cancelled", "crashed")
-        self._head_cells = _EXITS + len(self._exit_reasons)
-        self._block_cells = self._head_cells + _QUEUE_CELLS * len(self.queues)
+        exit_reasons = (*limits, "hard_memory_limit", "signal", "cancelled", "crashed")
+        self._layout = _Layout(self.queues, exit_reasons, (OTHER_TASKS, *tasks[:MAX_TASKS]), slots, tuple(buckets))
+        self._block_cells = self._layout.cells
         size = self._block_cells * blocks * _CELL_BYTES
         if fd is not None:
             if os.fstat(fd).st_size == 0:
@@ -113,16 +198,42 @@ class MetricsMemory:
                 raise ValueError(f"the metrics file must be {size} bytes, not {os.fstat(fd).st_size}")
         self._cells: memoryview[float] = memoryview(mmap.mmap(-1 if fd is None else fd, size)).cast("d")
 
+    @property
+    def buckets(self) -> tuple[float, ...]:
+        """Upper bounds of wait and run times, in seconds."""
+        return self._layout.buckets
+
     def block(self, number: int) -> MetricsBlock:
         """Return block ``number``: 0 is the supervisor's, ``index + 1`` belongs to the child with that index."""
         if not 0 <= number < self.blocks:
             raise IndexError(f"the metrics have {self.blocks} blocks, so there is no block {number}")
         start = number * self._block_cells
-        return MetricsBlock(self._cells[start : start + self._block_cells], self._exit_reasons, self.queues)
+        return MetricsBlock(self._cells[start : start + self._block_cells], self._layout)
 
     def totals(self) -> Mapping[str, QueueTotals]:
         """Return the current totals by queue."""
-        return {name: self._queue_totals(self._head_cells + _QUEUE_CELLS * at) for at, name in enumerate(self.queues)}
+        first = self._layout.queues_at
+        return {name: self._queue_totals(first + _QUEUE_CELLS * at) for at, name in enumerate(self.queues)}
+
+    def task_totals(self) -> Mapping[tuple[str, str], TaskTotals]:
+        """Return the current totals by queue and task, of the tasks that have run."""
+        layout = self._layout
+        totals: dict[tuple[str, str], list[float]] = {}
+        for number in range(self.blocks):
+            base = number * self._block_cells
+            for at, queue, task in layout.tasks_of(self._cells[base : base + self._block_cells]):
+                cells = self._cells[base + at : base + at + layout.task_cells].tolist()
+                before = totals.get((queue, task), [0.0] * len(cells))
+                totals[queue, task] = [sum(pair) for pair in zip(before, cells, strict=True)]
+        return {
+            names: TaskTotals(
+                **{status: int(cells[at]) for status, at in _TASK_STATUS.items()},
+                run=_histogram(cells[_TASK_RUN : layout.task_wait]),
+                wait=_histogram(cells[layout.task_wait :]),
+            )
+            for names, cells in totals.items()
+            if any(cells[1:])
+        }
 
     def reconnects(self) -> int:
         """Return the number of attempts to reconnect to Redis so far, by all processes."""
@@ -130,7 +241,7 @@ class MetricsMemory:
 
     def exits(self) -> Mapping[str, int]:
         """Return the number of children that have been replaced so far, by the reason."""
-        return {reason: int(sum(self._column(_EXITS + at))) for at, reason in enumerate(self._exit_reasons)}
+        return {reason: int(sum(self._column(_EXITS + at))) for at, reason in enumerate(self._layout.exit_reasons)}
 
     def connected(self) -> bool:
         """Return False if a running process has lost its connection to Redis."""
@@ -155,17 +266,63 @@ class MetricsMemory:
         )
 
 
+class _Layout:
+    """Where the cells of a block are."""
+
+    def __init__(
+        self,
+        queues: tuple[str, ...],
+        exit_reasons: tuple[str, ...],
+        tasks: tuple[str, ...],
+        slots: int,
+        buckets: tuple[float, ...],
+    ) -> None:
+        self.queues = queues
+        self.exit_reasons = exit_reasons
+        self.tasks = tasks
+        self.slots = slots
+        self.buckets = buckets
+        histogram_cells = 1 + len(buckets) + 1
+        self.journal_at = _EXITS + len(exit_reasons)
+        self.notes_at = self.journal_at + _JOURNAL_CELLS
+        self.queues_at = self.notes_at + _NOTE_CELLS * slots
+        self.tasks_at = self.queues_at + _QUEUE_CELLS * len(queues)
+        """First `OTHER_TASKS` of each queue, then a place for each further task and queue that a process meets."""
+        self.task_wait = _TASK_RUN + histogram_cells
+        self.task_cells = self.task_wait + histogram_cells
+        self.cells = self.tasks_at + self.task_cells * (len(queues) + MAX_TASKS)
+
+    def tasks_of(self, cells: memoryview[float]) -> Iterator[tuple[int, str, str]]:
+        """Yield the first cell, the queue and the task of each place of a block that is in use."""
+        for at, queue in enumerate(self.queues):
+            yield self.tasks_at + self.task_cells * at, queue, OTHER_TASKS
+        for first in self.dynamic_places():
+            if not (key := int(cells[first])):
+                return
+            queue_index, task_index = divmod(key, len(self.tasks))
+            yield first, self.queues[queue_index], self.tasks[task_index]
+
+    def dynamic_places(self) -> range:
+        """Return the first cells of the places that have no fixed task."""
+        return range(self.tasks_at + self.task_cells * len(self.queues), self.cells, self.task_cells)
+
+
 class MetricsBlock:
     """The cells of one process; created by `MetricsMemory.block`. The declarations of events call its methods.
 
     A queue that is not one of the worker's raises ``KeyError``, as does the name of a counter that does not exist.
     """
 
-    def __init__(self, cells: memoryview[float], exit_reasons: Sequence[str], queues: Sequence[str]) -> None:
+    def __init__(self, cells: memoryview[float], layout: _Layout) -> None:
         self._cells = cells
-        self._exits = {reason: _EXITS + at for at, reason in enumerate(exit_reasons)}
-        self.queues = tuple(queues)
-        self._first = {name: _EXITS + len(exit_reasons) + _QUEUE_CELLS * at for at, name in enumerate(queues)}
+        self._bytes = cells.cast("B")
+        self._layout = layout
+        self._exits = {reason: _EXITS + at for at, reason in enumerate(layout.exit_reasons)}
+        self.queues = layout.queues
+        self._first = {name: layout.queues_at + _QUEUE_CELLS * at for at, name in enumerate(layout.queues)}
+        self._queue_index = {name: at for at, name in enumerate(layout.queues)}
+        self._task_index = {name: at for at, name in enumerate(layout.tasks)}
+        self._places: dict[int, int] = {}
         self._lock = threading.Lock()  # += on shared memory takes three steps, so threads would lose counts
 
     def enter(self) -> None:
@@ -179,27 +336,102 @@ class MetricsBlock:
         with self._lock:
             self._cells[at] += amount
 
-    def attempt(self, queue: str, counter: str, duration_ms: float) -> None:
-        """Count an attempt in ``counter`` (completed, retried, or a failure reason), and its duration."""
-        self._add_timed(queue, counter, 1, _DURATIONS, duration_ms)
+    def waited(self, queue: str, task: str, wait_ms: float) -> None:
+        """Count how long a job has waited for its first start."""
+        seconds = wait_ms / 1000 if wait_ms > 0 else 0.0
+        first = self._task_place(queue, task) + self._layout.task_wait
+        bucket = first + 1 + bisect_left(self._layout.buckets, seconds)
+        with self._lock:
+            self._cells[bucket] += 1
+            self._cells[first] += seconds
 
-    def failed(self, queue: str, category: str, duration_ms: float) -> None:
-        """Count a job's last attempt by the category of its error."""
-        reason = "transient_exhausted" if category == "transient" else category
-        self.attempt(queue, reason if reason in FAILURE_REASONS else "unknown", duration_ms)
+    # ---- attempts, counted once whatever happens ----
+
+    def ending(  # noqa: PLR0913, PLR0917 - called for each job, so it receives no object
+        self, slot: int, order: int, attempts_made: int, queue: str, task: str, counter: str, ms: float
+    ) -> None:
+        """Note what will be counted for the attempt in a slot; the call that writes its outcome has not been sent."""
+        at = self._layout.notes_at + _NOTE_CELLS * slot
+        names = self._queue_index[queue], self._task_index.get(task, 0), _CELL[counter]
+        _NOTE.pack_into(self._bytes, (at + 1) * _CELL_BYTES, order, attempts_made, *names, ms / 1000)
+        self._cells[at] = 1.0
+
+    def ended(self, slot: int | None, queue: str, task: str, counter: str, ms: float) -> None:
+        """Count an attempt whose outcome Redis has stored, and its run time, and clear the note of its slot."""
+        layout, cells, seconds = self._layout, self._cells, ms / 1000
+        first, place = self._first[queue], self._task_place(queue, task)
+        total, bucket = first + _DURATIONS, first + _DURATIONS + 1 + bisect_left(BUCKETS, seconds)
+        count, status = first + _CELL[counter], place + _TASK_STATUS.get(counter, 3)
+        run, run_bucket = place + _TASK_RUN, place + _TASK_RUN + 1 + bisect_left(layout.buckets, seconds)
+        # Without a slot there is no note: the last cell of the journal itself takes its place.
+        note = layout.notes_at + _NOTE_CELLS * slot if slot is not None else layout.journal_at + _JOURNAL_CELLS - 1
+        with self._lock:
+            counted, in_bucket, sum_of_all = cells[count] + 1, cells[bucket] + 1, cells[total] + seconds
+            of_status, in_run_bucket, sum_of_runs = cells[status] + 1, cells[run_bucket] + 1, cells[run] + seconds
+            at = layout.journal_at
+            _JOURNAL.pack_into(
+                self._bytes, (at + 1) * _CELL_BYTES,
+                count, counted, bucket, in_bucket, total, sum_of_all,
+                status, of_status, run_bucket, in_run_bucket, run, sum_of_runs, note, 0.0,
+            )  # fmt: skip
+            cells[at] = 1.0
+            cells[count], cells[bucket], cells[total] = counted, in_bucket, sum_of_all
+            cells[status], cells[run_bucket], cells[run], cells[note] = of_status, in_run_bucket, sum_of_runs, 0.0
+            cells[at] = 0.0
+
+    def not_ended(self, slot: int) -> None:
+        """Clear the note of a slot: the outcome was discarded, because the lock was lost."""
+        self._cells[self._layout.notes_at + _NOTE_CELLS * slot] = 0.0
+
+    def take_notes(self) -> list[NotedAttempt]:
+        """Complete what the block's process was counting when it died; return its notes, and clear them."""
+        layout, cells = self._layout, self._cells
+        if cells[layout.journal_at]:
+            values = _JOURNAL.unpack_from(self._bytes, (layout.journal_at + 1) * _CELL_BYTES)
+            for at, value in zip(values[::2], values[1::2], strict=True):
+                cells[int(at)] = value
+            cells[layout.journal_at] = 0.0
+        counters, notes = {at: name for name, at in _CELL.items()}, []
+        for slot in range(layout.slots):
+            at = layout.notes_at + _NOTE_CELLS * slot
+            if cells[at]:
+                order, made, queue, task, counter, seconds = _NOTE.unpack_from(self._bytes, (at + 1) * _CELL_BYTES)
+                names = layout.queues[int(queue)], layout.tasks[int(task)], counters[int(counter)]
+                notes.append(NotedAttempt(slot, int(order), int(made), *names, seconds))
+                cells[at] = 0.0
+        return notes
+
+    def _task_place(self, queue: str, task: str) -> int:
+        """Return the first cell of a task's counters in a queue."""
+        layout, queue_index = self._layout, self._queue_index[queue]
+        key = queue_index * len(layout.tasks) + self._task_index.get(task, 0)
+        place = self._places.get(key)
+        return self._find_place(key, queue_index) if place is None else place
+
+    def _find_place(self, key: int, queue_index: int) -> int:
+        layout, cells = self._layout, self._cells
+        place = layout.tasks_at + layout.task_cells * queue_index
+        if key % len(layout.tasks):
+            with self._lock:
+                for first in layout.dynamic_places():
+                    if not cells[first]:
+                        cells[first] = float(key)
+                    if cells[first] == key:
+                        place = first
+                        break
+        self._places[key] = place
+        return place
+
+    # ---- other events ----
 
     def locks_renewed(self, queue: str, locks: int, duration_ms: float) -> None:
         """Count the ``locks`` that one call renewed, and the duration of the call."""
-        self._add_timed(queue, "heartbeats", locks, _LOCK_RENEWALS, duration_ms)
-
-    def _add_timed(self, queue: str, counter: str, amount: int, histogram: int, duration_ms: float) -> None:
-        first = self._first[queue]
-        seconds = duration_ms / 1000
-        bucket = first + histogram + 1 + bisect_left(BUCKETS, seconds)
+        first, seconds = self._first[queue], duration_ms / 1000
+        bucket = first + _LOCK_RENEWALS + 1 + bisect_left(BUCKETS, seconds)
         with self._lock:
-            self._cells[first + _CELL[counter]] += amount
+            self._cells[first + _CELL["heartbeats"]] += locks
             self._cells[bucket] += 1
-            self._cells[first + histogram] += seconds
+            self._cells[first + _LOCK_RENEWALS] += seconds
 
     def reconnecting(self) -> None:
         """Count an attempt to reconnect to Redis."""
@@ -214,6 +446,13 @@ class MetricsBlock:
     def set_connected(self, connected: bool) -> None:
         """Record whether this process can reach Redis."""
         self._cells[_CONNECTION] = _CONNECTED if connected else _DISCONNECTED
+
+
+def failure_counter(category: str, *, exhausted: bool) -> str:
+    """Return the counter of a failed job: the category of its error, unless it had been retried until now."""
+    if exhausted or category == "transient":
+        return "transient_exhausted"
+    return category if category in FAILURE_REASONS else "unknown"
 
 
 class MetricsListener:

@@ -2,7 +2,8 @@
 
 A child emits the subclasses of :class:`ChildEvent`, which the listeners of an app receive (``@app.on(JobFailed)``),
 about itself, its connections and its jobs; the supervisor emits the other events, and some of those. ``LogListener``
-in log.py writes the lines, and ``MetricsListener`` in counters.py counts.
+in log.py writes the lines, and ``MetricsListener`` in counters.py counts; the ends of attempts are counted by those who
+write them, so that none is missed.
 """
 
 from __future__ import annotations
@@ -220,7 +221,6 @@ class JobStarted(ChildEvent):
         "task": e.task,
         "duration": round(e.duration_ms / 1000, 6),
     },
-    count=lambda block, e: block.attempt(e.queue, "completed", e.duration_ms),
 )
 class JobCompleted(ChildEvent):
     """The job has completed and Redis has stored the result."""
@@ -246,7 +246,6 @@ class JobCompleted(ChildEvent):
         "attempts_made": e.attempts_made,
         **({} if e.expected else {"traceback": e.traceback[-_TRACEBACK_CHARS:]}),  # its end is the most useful part
     },
-    count=lambda block, e: block.failed(e.queue, e.category, e.duration_ms),
 )
 class JobFailed(ChildEvent):
     """The job has failed and will not be retried."""
@@ -266,7 +265,7 @@ class JobFailed(ChildEvent):
     """Whether the exception is one of the task's ``throws``."""
 
 
-@event("Job retried", WARNING, count=lambda block, e: block.attempt(e.queue, "retried", e.duration_ms))
+@event("Job retried", WARNING)
 class JobRetried(ChildEvent):
     """An attempt has failed and the job will be retried."""
 
@@ -613,7 +612,7 @@ class CancelRequested(Event):
     """``"soft_limit"``, ``"hard_limit"``, ``"revoked"``, or ``"shutdown"``: the worker will soon kill its children."""
 
 
-@event("Job revoked", INFO)
+@event("Job revoked", INFO, count=lambda block, e: block.add(e.queue, "revoked"))
 class JobRevoked(Event):
     """A revoked job that no worker was running has failed; for a running job the event is ``JobFailed``."""
 

@@ -24,6 +24,7 @@ from bulltask.jobs import clock as loop_timers
 from bulltask.jobs.clock import mono_ms, mono_s, to_ms
 from bulltask.jobs.errors import RECOVERABLE, BrokerError, BulltaskError, JobError
 from bulltask.jobs.job import RunningJob
+from bulltask.observe.counters import MetricsBlock
 from bulltask.observe.events import JobStarted
 from bulltask.observe.hooks import Lifespan
 from bulltask.registry.request import current_job, job_in
@@ -177,7 +178,9 @@ class NextJobs:
         child_limits: ChildLimits,
         tasks: Collection[str],
         config: Config,
+        counts: MetricsBlock | None = None,
     ) -> None:
+        self._counts = counts
         self._fetcher = fetcher
         self._runner = runner
         self._child_limits = child_limits
@@ -220,6 +223,8 @@ class NextJobs:
         job, bus = acquired.job, self._fetcher.bus
         if bus.listeners[JobStarted]:
             bus.emit(JobStarted(job.id, job.queue, job.name, job.attempts_started))
+        if self._counts is not None and job.attempts_started <= 1:
+            self._counts.waited(job.queue, job.name, job.waited_ms)
         self._child_limits.count_job()
         return attempt
 
@@ -249,6 +254,8 @@ class AsyncOutcomeWriter:
         written: Outcome | None = outcome
         # The next job would have to wait until the hooks of this one have run.
         fetch_next = fetch_next and not self._finisher.have_hooks(outcome)
+        if self._finisher.counts is not None:
+            self._finisher.ending(acquired, outcome, duration_ms)
         acquired.slot.enter(SlotState.FINISHING, mono_ms())
         try:
             if duration_ms < _SHORT_MS:
@@ -257,9 +264,11 @@ class AsyncOutcomeWriter:
                 async with self._calls:
                     fetched = await self._write(acquired, outcome, fetch_next=fetch_next)
         except (BrokerError, JobError) as exc:
-            written = await self._write_again(acquired, outcome, exc)
+            written = await self._write_again(acquired, outcome, exc, duration_ms)
             if fetch_next and isinstance(exc, BrokerError):
                 await self._release_unknown(acquired, exc)
+        if self._finisher.counts is not None:
+            self._finisher.ended(acquired, written, duration_ms)
         self._backoff.reset()
         if (call := self._finisher.after_finish(acquired, written)) is not None:
             await self._run_until_reply(call)
@@ -296,8 +305,11 @@ class AsyncOutcomeWriter:
         reply: Any = await client.run(call)
         return reply if fetches and isinstance(reply, FetchedJob) else None
 
-    async def _write_again(self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError) -> Outcome | None:
+    async def _write_again(
+        self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError, duration_ms: float
+    ) -> Outcome | None:
         async def write(outcome: Outcome, _lost_reply: bool) -> None:
+            self._finisher.ending(acquired, outcome, duration_ms)  # it may be another one
             await self._write(acquired, outcome, fetch_next=False)
 
         write_again = self._finisher.failed_writes.write_again

@@ -53,6 +53,7 @@ from bulltask.jobs.job import JobRef, PlannedJob, RunningJob, check_together
 from bulltask.jobs.names import FAN_OUT, REVOKED, STARMAP
 from bulltask.jobs.payloads import CLOUDPICKLE, ENVELOPE_START, PLAIN, PayloadCodec, PayloadFormat
 from bulltask.jobs.stored_job import FailedJob
+from bulltask.observe.counters import MetricsBlock
 from bulltask.observe.events import JobStarted
 from bulltask.observe.signals import TASK_SIGNALS
 from bulltask.queue.aio.flow import AsyncFlowProducer
@@ -883,7 +884,9 @@ class JobStarter:
         iteration_adder: IterationAdder,
         wait_until_running: Callable[[int], None],
         child_limits: ChildLimits,
+        counts: MetricsBlock | None = None,
     ) -> None:
+        self._counts = counts
         self._fetcher = fetcher
         self._runner = runner
         self._iteration_adder = iteration_adder
@@ -909,6 +912,8 @@ class JobStarter:
         bus = self._fetcher.bus
         if bus.listeners[JobStarted]:
             bus.emit(JobStarted(job.id, job.queue, job.name, job.attempts_started))
+        if self._counts is not None and job.attempts_started <= 1:
+            self._counts.waited(job.queue, job.name, job.waited_ms)
         if self._child_limits.exist and self._child_limits.count_job():
             self._fetcher.closing = True  # this is the last job
         return attempt

@@ -31,14 +31,22 @@ from bulltask.jobs.job import RunningJob
 from bulltask.jobs.payloads import PayloadCodec
 from bulltask.lua import loader
 from bulltask.observe.bus import Bus
-from bulltask.observe.counters import MetricsListener, MetricsMemory
+from bulltask.observe.counters import MetricsBlock, MetricsListener, MetricsMemory
 from bulltask.observe.events import ChildClosing, ChildReady, StacksDumped
 from bulltask.observe.log import LogListener, listener_errors
 from bulltask.registry.context import JobClient
 from bulltask.registry.protocols import warn_in_tasks
 from bulltask.registry.request import current_job, share_with_threads
 from bulltask.transport.scripts.move import renew_lock
-from bulltask.worker.async_loop import AsyncLoop, NextJobs, batches_of, concurrency_of, loop_tasks, unprefetched_tasks
+from bulltask.worker.async_loop import (
+    AsyncLoop,
+    NextJobs,
+    batches_of,
+    concurrency_of,
+    loop_tasks,
+    slots_per_child,
+    unprefetched_tasks,
+)
 from bulltask.worker.attempt import AttemptRunner, IterationAdder, JobStarter, RedisJobClient
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.cancellation import Cancellation, TaskThreads, uninterrupted
@@ -50,6 +58,7 @@ from bulltask.worker.run_hooks import LoopHooks, attach_process_signals, redirec
 from bulltask.worker.slots import (
     STACKS_NAME,
     ChildBlock,
+    ChildLimit,
     ChildLimits,
     ControlPage,
     ExitCode,
@@ -69,6 +78,7 @@ __all__ = [
     "child_bus",
     "find_executors",
     "forget_exit_handlers",
+    "metrics_memory",
     "renew_executors",
     "run_child",
     "tasks_text",
@@ -267,7 +277,7 @@ class ChildPlan:
     """The objects that a child receives from the supervisor.
 
     Attributes:
-        bus: Creates the child's bus with its listeners; called after the fork.
+        bus: Creates the child's bus with its listeners, including one for the metrics; called after the fork.
         close_inherited: Closes the supervisor's connections and pipes, which the child has inherited.
     """
 
@@ -277,7 +287,8 @@ class ChildPlan:
     index: int
     block: ChildBlock
     control: ControlPage
-    bus: Callable[[], Bus]
+    memory: MetricsMemory | None
+    bus: Callable[[MetricsBlock | None], Bus]
     close_inherited: Callable[[], None]
 
 
@@ -292,10 +303,11 @@ def run_child(plan: ChildPlan, parent_pid: int) -> None:
         loader.all_scripts()  # a spawned child reads the files; a fork has inherited the scripts
         warn_in_tasks(_running_task)
         sys.breakpointhook = _debug
-        bus = plan.bus()
+        counts = None if plan.memory is None else plan.memory.block(plan.index + 1)
+        bus = plan.bus(counts)
         if plan.app._config.redirect_stdouts:
             redirect_output(plan.app._config.redirect_stdouts_level, bus)
-        loop = _assemble(plan, bus, parent_pid)
+        loop = _assemble(plan, bus, counts, parent_pid)
         unblock_signals()
         loop.open(LoopHooks(plan.app._lifespans))
         bus.emit(ChildReady(plan.index, os.getpid()))
@@ -312,15 +324,22 @@ def run_child(plan: ChildPlan, parent_pid: int) -> None:
         exit_child(code)
 
 
-def child_bus(
-    logger: FilteringBoundLogger, memory: MetricsMemory | None, index: int, queues: Sequence[str], app: App
-) -> Bus:
+def metrics_memory(app: App, queues: Sequence[str], children: int, fd: int | None) -> MetricsMemory:
+    """Return the counters of all processes of a worker; each process calls this with the same arguments."""
+    by_name = {task.name: task._options.queue for task in app.tasks.values()}
+    # If there are too many tasks, those of other queues are counted together.
+    tasks = sorted(by_name, key=lambda name: (by_name[name] not in {None, *queues}, name))
+    slots = slots_per_child(app)
+    return MetricsMemory(queues, children + 1, ChildLimit, fd, tasks=tasks, slots=slots)
+
+
+def child_bus(logger: FilteringBoundLogger, counts: MetricsBlock | None, queues: Sequence[str], app: App) -> Bus:
     """Return a child's bus with the log, the metrics and the app's listeners; call it in the child."""
     bus = Bus(on_error=listener_errors(logger))
     encrypts = PayloadCodec(app._config).encrypts if app._config.encryption_keys else None
     LogListener(logger, encrypts).attach(bus)
-    if memory is not None:
-        MetricsListener(memory.block(index + 1), queues).attach(bus)
+    if counts is not None:
+        MetricsListener(counts, queues).attach(bus)
     attach_process_signals(bus)
     app._listeners.attach(bus)  # last, so that a job's log line comes before the output of the app's listeners
     return bus
@@ -368,7 +387,7 @@ def _reset_signals(parent_pid: int) -> None:
     die_with_parent(signal.SIGKILL, parent_pid)
 
 
-def _assemble(plan: ChildPlan, bus: Bus, parent_pid: int) -> SyncLoop:
+def _assemble(plan: ChildPlan, bus: Bus, counts: MetricsBlock | None, parent_pid: int) -> SyncLoop:
     app, config = plan.app, plan.app._config
     broker = app._broker  # App creates a new broker after a fork
     if broker.endpoint.primary is not None:
@@ -391,9 +410,10 @@ def _assemble(plan: ChildPlan, bus: Bus, parent_pid: int) -> SyncLoop:
     runner = AttemptRunner(app, job_client, spark, cancellation, child_limits, threads, worker_id=plan.worker_id)
     share_with_threads(runner.only_context)
     runner.is_stopping = lambda: fetcher.stops_checkpointed_tasks
-    finisher = Finisher(config, broker.clock, bus, plan.worker_id, fetcher.round_robin.rate_limited, runner.hooks)
+    rate_limited = fetcher.round_robin.rate_limited
+    finisher = Finisher(config, broker.clock, bus, plan.worker_id, rate_limited, runner.hooks, counts)
     backoff, concurrency = ReconnectBackoff(bus, config), concurrency_of(app)
-    next_jobs = NextJobs(fetcher, runner, child_limits, loop_tasks(app), config)
+    next_jobs = NextJobs(fetcher, runner, child_limits, loop_tasks(app), config, counts)
     async_loop = AsyncLoop(
         pool, runner, finisher, broker.async_client, backoff, wakeup_pipe, concurrency, next_jobs, broker.pool.run
     )
@@ -404,7 +424,7 @@ def _assemble(plan: ChildPlan, bus: Bus, parent_pid: int) -> SyncLoop:
     iteration_adder = IterationAdder(fetcher, broker.clock, zone_of(config.timezone))
     pool.ran_out = next_jobs.pause
     collector = BatchCollector(fetcher, plan.control, broker.clock, batches_of(app))
-    starter = JobStarter(fetcher, runner, iteration_adder, async_loop.wait_until_running, child_limits)
+    starter = JobStarter(fetcher, runner, iteration_adder, async_loop.wait_until_running, child_limits, counts)
     writer = OutcomeWriter(fetcher, finisher)
     shared, tasks = (plan.block, plan.control), unprefetched_tasks(app)
     prefetch = PrefetchLoop(fetcher, starter, runner, writer, *shared, config.prefetch, tasks)

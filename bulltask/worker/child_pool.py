@@ -22,9 +22,10 @@ from typing import Final
 from bulltask.config.process import BLOCKED_AT_START, CHILD_MARK, anonymous_file, fork_with_blocked_signals, memory_kib
 from bulltask.jobs.clock import mono_ms
 from bulltask.observe.bus import Bus
+from bulltask.observe.counters import NotedAttempt
 from bulltask.observe.events import ChildDied, ChildExited, ChildKilled, ChildStarted, StacksDumped
 from bulltask.worker.guard import HAS_PROC, end_group, mark_of
-from bulltask.worker.recovery import JobsOfDeadChild, KilledAttempt
+from bulltask.worker.recovery import EndedAttempt, JobsOfDeadChild, KilledAttempt
 from bulltask.worker.slots import (
     HAS_JOB,
     STACKS_NAME,
@@ -396,7 +397,7 @@ class ChildPool:
             children (monotonic time); ``None`` for never.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - one for each part that it connects
         self,
         slots: Slots,
         launch: Launcher,
@@ -404,7 +405,9 @@ class ChildPool:
         bus: Bus,
         target: int,
         descendants: Descendants | None = None,
+        take_notes: Callable[[int], Sequence[NotedAttempt]] = lambda _index: (),
     ) -> None:
+        self._take_notes = take_notes
         self._slots = slots
         self._launch = launch
         self._bus = bus
@@ -687,8 +690,9 @@ class ChildPool:
             self._delayed_until_ms.append(child.started_ms + _MIN_LIFETIME_MS)
         intentional = child.stop_requested or exited or bool(child.killed_attempts)
         unstarted, outcomes = _prefetched(child.slots)
+        ended = tuple(_ended(child.slots[noted.slot], noted) for noted in self._take_notes(index))
         return JobsOfDeadChild(
-            tokens, running, now_ms, exit_reason, intentional, killed_attempts, jobs, unstarted, outcomes
+            tokens, running, now_ms, exit_reason, intentional, killed_attempts, jobs, unstarted, outcomes, ended
         )
 
     def _emit_end(
@@ -717,6 +721,11 @@ class ChildPool:
         self._boot_failures += 1
         if self._boot_failures >= _MAX_BOOT_FAILURES:
             raise ChildBootError(f"{self._boot_failures} children in a row died before they could acquire a job")
+
+
+def _ended(slot: Slot, noted: NotedAttempt) -> EndedAttempt:
+    """Return an attempt of a dead child. If its slot has another job, the reply to the outcome contained that job."""
+    return EndedAttempt(noted, slot.order != noted.order, slot.token, *slot.job_when_dead())
 
 
 def _prefetched(slots: Sequence[Slot]) -> tuple[frozenset[str], dict[str, bytes]]:

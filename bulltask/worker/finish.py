@@ -38,6 +38,7 @@ from bulltask.jobs.job import BULLTASK_KEY, RELEASES_FIELD, RunningJob, StoredOp
 from bulltask.jobs.names import FAN_OUT, REVOKED
 from bulltask.jobs.stored_job import FAILED_JOB_FIELD
 from bulltask.observe.bus import Bus
+from bulltask.observe.counters import MetricsBlock
 from bulltask.observe.events import (
     EventLoopMisused,
     EventLoopStopped,
@@ -82,6 +83,7 @@ from bulltask.worker.outcomes import (
     RetriedOutcome,
     WaitingForChildrenOutcome,
     checkpoint_fields,
+    counter_of,
     failed_event,
     request_fields,
     requested_event,
@@ -268,9 +270,12 @@ class Finisher:
     """Builds the script call for an outcome, and emits its event.
 
     It does no I/O: the sync loop and the async loop make the calls with separate clients.
+
+    Attributes:
+        counts: Where attempts are counted, if metrics are on.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - one for each part that it connects
         self,
         config: Config,
         clock: ServerClock,
@@ -278,10 +283,12 @@ class Finisher:
         worker_id: str,
         rate_limited: Callable[[int, int], None] = lambda _index, _limit_ms: None,
         hooks: RunHooks | None = None,
+        counts: MetricsBlock | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
         self._bus = bus
+        self.counts = counts
         self._rate_limited = rate_limited
         self._hooks = hooks
         self.failed_writes = FailedWriteHandler(config)
@@ -375,6 +382,23 @@ class Finisher:
         if not job.opts.deduplication_id or not isinstance(outcome, CompletedOutcome | FailedOutcome):
             return None
         return add_deferred_duplicate(acquired.keys, job.deduplication_id, job.id, self._clock.now_ms())
+
+    def ending(self, acquired: AcquiredJob, outcome: Outcome, duration_ms: float) -> None:
+        """Note how the attempt will be counted, if there are counts; call this before its outcome is written."""
+        if self.counts is not None and (counter := counter_of(outcome)) is not None:
+            job, slot = acquired.job, acquired.slot
+            made = job.attempts_made + 1 - job.opts.retries_before
+            self.counts.ending(slot.index, slot.order, made, job.queue, job.name, counter, duration_ms)
+
+    def ended(self, acquired: AcquiredJob, written: Outcome | None, duration_ms: float) -> None:
+        """Count the attempt, if its outcome was written and there are counts, before its slot is given back."""
+        if self.counts is None:
+            return
+        job, index = acquired.job, acquired.slot.index
+        if (counter := counter_of(written)) is None:
+            self.counts.not_ended(index)
+        else:
+            self.counts.ended(index, job.queue, job.name, counter, duration_ms)
 
     def have_hooks(self, outcome: Outcome) -> bool:
         """Return whether hooks are called after an outcome has been written."""
@@ -484,11 +508,16 @@ def _move_call(
 
 
 class OutcomeWriter:
-    """Writes outcomes; while Redis is unavailable, it repeats the call, and the supervisor renews the job's lock."""
+    """Writes outcomes; while Redis is unavailable, it repeats the call, and the supervisor renews the job's lock.
+
+    Attributes:
+        counts: Where attempts are counted, if metrics are on.
+    """
 
     def __init__(self, fetcher: JobFetcher, finisher: Finisher) -> None:
         self._fetcher = fetcher
         self._finisher = finisher
+        self.counts = finisher.counts
 
     def write(self, acquired: AcquiredJob, outcome: Outcome, duration_ms: float) -> AcquiredJob | None:
         """Write the outcome of one job; return the next job, in the same slot, if the call has fetched it.
@@ -497,11 +526,15 @@ class OutcomeWriter:
         """
         fetcher, fetch_error = self._fetcher, None
         written: Outcome | None = outcome
+        if self.counts is not None:
+            self._finisher.ending(acquired, outcome, duration_ms)
         acquired.slot.enter(SlotState.FINISHING, mono_ms())
         try:
             next_job = self._exchange(acquired, outcome, fetch=fetcher.may_fetch_next)
         except (BrokerError, JobError) as exc:
-            written, next_job, fetch_error = self._write_again(acquired, outcome, exc, fetch=True)
+            written, next_job, fetch_error = self._write_again(acquired, outcome, exc, duration_ms, fetch=True)
+        if self.counts is not None:
+            self._finisher.ended(acquired, written, duration_ms)
         if fetch_error is not None:
             fetcher.fail_malformed(acquired.queue_index, acquired.slot, fetch_error)
         if next_job is None:
@@ -514,6 +547,14 @@ class OutcomeWriter:
         fetch_next = fetch_next and not self._fetcher.has_several_queues
         return self._finisher.call(acquired, outcome, fetch_next=fetch_next)
 
+    def ending(self, acquired: AcquiredJob, outcome: Outcome, duration_ms: float) -> None:
+        """:meth:`Finisher.ending`."""
+        self._finisher.ending(acquired, outcome, duration_ms)
+
+    def ended(self, acquired: AcquiredJob, written: Outcome | None, duration_ms: float) -> None:
+        """:meth:`Finisher.ended`."""
+        self._finisher.ended(acquired, written, duration_ms)
+
     def limit_call(self, acquired: AcquiredJob, outcome: RateLimitedOutcome) -> Call[None]:
         """Return the call to make before the one that :meth:`call` returns; see :meth:`Finisher.limit_call`."""
         return self._finisher.limit_call(acquired, outcome)
@@ -523,21 +564,25 @@ class OutcomeWriter:
 
         Each job has its own call, so an error affects only one job.
         """
-        for acquired, _ in ended:
+        for acquired, outcome in ended:
+            self._finisher.ending(acquired, outcome, duration_ms)
             acquired.slot.enter(SlotState.FINISHING, mono_ms())
         for (acquired, outcome), error in zip(ended, self._write_batch(ended), strict=True):
             written: Outcome | None = outcome
             if isinstance(error, BrokerError | JobError):
-                written = self.recover(acquired, outcome, error)
+                written = self.recover(acquired, outcome, error, duration_ms)
+            self._finisher.ended(acquired, written, duration_ms)
             self.after_write(acquired, written, duration_ms)
             self._fetcher.pool.give_back(acquired.slot)
 
-    def recover(self, acquired: AcquiredJob, outcome: Outcome, error: BulltaskError) -> Outcome | None:
+    def recover(
+        self, acquired: AcquiredJob, outcome: Outcome, error: BulltaskError, duration_ms: float
+    ) -> Outcome | None:
         """Write an outcome whose first write has failed; return the outcome that Redis has stored, if any.
 
         If the script stored the outcome and then failed on the next job, that job is failed.
         """
-        written, _, fetch_error = self._write_again(acquired, outcome, error, fetch=False)
+        written, _, fetch_error = self._write_again(acquired, outcome, error, duration_ms, fetch=False)
         if fetch_error is not None:
             self._fetcher.fail_malformed(acquired.queue_index, acquired.slot, fetch_error)
         return written
@@ -592,9 +637,10 @@ class OutcomeWriter:
         return fetcher.adopt(index, slot, fetched)
 
     def _write_again(
-        self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError, *, fetch: bool
+        self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError, duration_ms: float, *, fetch: bool
     ) -> tuple[Outcome | None, AcquiredJob | None, BrokerError | None]:
         async def write(outcome: Outcome, lost_reply: bool) -> AcquiredJob | None:
+            self._finisher.ending(acquired, outcome, duration_ms)  # it may be another one
             return self._exchange(acquired, outcome, fetch=fetch and self._fetcher.may_fetch_next and not lost_reply)
 
         async def run(call: Call[bool]) -> bool:

@@ -35,6 +35,7 @@ from bulltask.jobs.fields import CHECKPOINT_FIELD, reason_of, trace_text, trunca
 from bulltask.jobs.job import RELEASES_FIELD, RunningJob
 from bulltask.jobs.names import REVOKED
 from bulltask.jobs.stored_job import FailedJob
+from bulltask.observe.counters import failure_counter
 from bulltask.observe.events import JobFailed, JobReleased, JobRescheduled, JobRetried, JobWaitsForChildren
 from bulltask.registry.context import Checkpoints, max_attempts, no_retries_left
 from bulltask.registry.task import AnyTask
@@ -57,6 +58,7 @@ __all__ = [
     "WorkerOutcome",
     "as_permanent",
     "checkpoint_fields",
+    "counter_of",
     "decide_retry",
     "failed_event",
     "interrupt_in",
@@ -119,6 +121,7 @@ class FailedOutcome(_WithCheckpoint):
         failed_job: The canvas job whose failure caused this one to fail, if it is a different job.
         expected: The exception is one of the task's ``throws``.
         error: The stored form of the exception, ``""`` if only its message is stored.
+        exhausted: The job was retried after such errors, and no attempt is left.
     """
 
     reason: str
@@ -130,6 +133,7 @@ class FailedOutcome(_WithCheckpoint):
     failed_job: FailedJob | None = None
     expected: bool = False
     error: str = ""
+    exhausted: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", truncate_reason(self.reason))
@@ -331,10 +335,14 @@ def decide_retry(
     trace = trace_of(cause)
     attempts_made = job.attempts_made + 1
     maximum = _maximum(cause, job, task, requested)
-    if attempts_made >= maximum or not _is_retryable(cause, category, job, task, requested, app):
+    is_retryable = _is_retryable(cause, category, job, task, requested, app)
+    if attempts_made >= maximum or not is_retryable:
+        exhausted = is_retryable and maximum > 1
+        if exhausted and category is ErrorCategory.PERMANENT:
+            category = ErrorCategory.TRANSIENT  # as when it was retried, see below
         throws = () if task is None else task._options.throws
         expected = isinstance(cause, throws) or all(isinstance(each, throws) for each in leaves_of(cause))
-        return FailedOutcome(reason, trace, category.value, cause, expected=expected)
+        return FailedOutcome(reason, trace, category.value, cause, expected=expected, exhausted=exhausted)
     try:
         delay_ms = _delay_ms(cause, job, task, attempts_made, requested, app)
     except Exception as error:  # noqa: BLE001 - a malformed backoff, or any exception of a user's backoff function
@@ -458,6 +466,17 @@ def requested_event(job: RunningJob, outcome: RequestedOutcome) -> JobReleased |
         case RateLimitedOutcome():
             reason = f"its task rate-limited the queue for {outcome.limit_ms / 1000:g} s"
             return JobReleased(job.id, job.queue, job.name, reason)
+
+
+def counter_of(outcome: Outcome | None) -> str | None:
+    """Return the counter of an attempt with this outcome; ``None`` if the attempt does not count."""
+    if type(outcome) is CompletedOutcome:
+        return "completed"
+    if type(outcome) is RetriedOutcome:
+        return "retried"
+    if isinstance(outcome, FailedOutcome):
+        return failure_counter(outcome.category, exhausted=outcome.exhausted)
+    return None
 
 
 def failed_event(job: RunningJob, outcome: FailedOutcome, duration_ms: float) -> JobFailed:

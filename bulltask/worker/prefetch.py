@@ -204,6 +204,8 @@ class PrefetchLoop:
             if attempt is THROTTLED:
                 continue
             outcome, duration_ms = self._outcome(attempt, acquired.slot)
+            if self._writer.counts is not None:
+                self._writer.ending(acquired, outcome, duration_ms)
             call, fetches = self._writer.call(acquired, outcome, fetch_next=fetching < wanted)
             item = _EndedJob(acquired, outcome, duration_ms, call, fetches, self._fetcher.client.pack(call))
             ended.append(item)
@@ -301,13 +303,17 @@ class PrefetchLoop:
         acquired, next_job, state = item.acquired, None, item.acquired.slot.state
         written: Outcome | None = item.outcome
         if state in _WRITTEN:
+            self._writer.ended(acquired, written, item.duration_ms)
             self._give_back(acquired.slot)
             self._writer.after_write(acquired, written, item.duration_ms)
             return
         if isinstance(reply, BrokerError | JobError):
-            written = self._writer.recover(acquired, item.outcome, _NO_REPLY if state == SlotState.NO_REPLY else reply)
+            error = _NO_REPLY if state == SlotState.NO_REPLY else reply
+            written = self._writer.recover(acquired, item.outcome, error, item.duration_ms)
         elif item.fetches and state != SlotState.RELEASED:
             next_job = self._fetcher.adopt(acquired.queue_index, acquired.slot, reply, SlotState.PREFETCHED)
+        if self._writer.counts is not None:
+            self._writer.ended(acquired, written, item.duration_ms)
         if next_job is None:
             self._pool.give_back(acquired.slot)
         else:

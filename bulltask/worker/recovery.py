@@ -29,6 +29,7 @@ from bulltask.jobs.fields import TimeLimits
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.names import REVOKED
 from bulltask.observe.bus import Bus
+from bulltask.observe.counters import MetricsBlock, NotedAttempt, failure_counter
 from bulltask.observe.events import CrashLimitReached, JobFailed, JobRecovered, JobReleased, JobRetried, JobRevoked
 from bulltask.transport.call import Call, Fetched, FetchedJob, NoJob, QueueKeys, SyncClient, command, parse_fetched
 from bulltask.transport.scripts.add import add_deferred_duplicate
@@ -59,7 +60,7 @@ from bulltask.worker.broker_backoff import (
 )
 from bulltask.worker.slots import LONG_MS, CancelReason, ChildBlock, ControlPage, Slot, SlotState, SlotView
 
-__all__ = ["FailureRecorder", "JobsOfDeadChild", "KilledAttempt", "Recovery", "Takeover", "next_job"]
+__all__ = ["EndedAttempt", "FailureRecorder", "JobsOfDeadChild", "KilledAttempt", "Recovery", "Takeover", "next_job"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,10 @@ class FailureRecorder:
     because the supervisor runs no user code; the job's options contain an exponential backoff for this case.
     """
 
-    def __init__(self, client: SyncClient, clock: ServerClock, config: Config, bus: Bus) -> None:
+    def __init__(
+        self, client: SyncClient, clock: ServerClock, config: Config, bus: Bus, counts: MetricsBlock | None = None
+    ) -> None:
+        self._counts = counts
         self._client = client
         self._clock = clock
         self._config = config
@@ -128,6 +132,7 @@ class FailureRecorder:
         delay_ms = _delay_ms(job, attempts_made) if killed_attempt.will_retry else None
         if delay_ms is None:
             self.fail(keys, killed_attempt.token, job, reason, trace)
+            self._count(keys.queue, job.name, failure_counter(category, exhausted=False), duration_ms)
             self._bus.emit(
                 JobFailed(job_id, keys.queue, job.name, duration_ms, reason, category, attempts_made, trace, exc)
             )
@@ -137,9 +142,14 @@ class FailureRecorder:
             self._client.run(move_to_delayed(keys, job_id, token, delay_ms, failure=fields, now_ms=now_ms))
         else:
             self._client.run(retry_job(keys, job_id, token, lifo=job.lifo, fields=fields, now_ms=now_ms))
+        self._count(keys.queue, job.name, "retried", duration_ms)
         self._bus.emit(
             JobRetried(job_id, keys.queue, job.name, duration_ms, reason, category, attempts_made, delay_ms, exc)
         )
+
+    def _count(self, queue: str, task: str, counter: str, duration_ms: float) -> None:
+        if self._counts is not None:
+            self._counts.ended(None, queue, task, counter, duration_ms)
 
     def fail(self, keys: QueueKeys, token: str, job: RunningJob | str, reason: str, trace: str = "") -> None:
         """Fail a job, given as an object or by its id, that is locked with ``token``."""
@@ -201,6 +211,22 @@ _UNWRITTEN: Final = "its child process died, and Redis rejected the job's outcom
 
 
 @dataclass(frozen=True, slots=True)
+class EndedAttempt:
+    """An attempt that a dead child was about to count, if Redis has stored its outcome.
+
+    Attributes:
+        is_stored: Whether this is certain, because the slot had another job; otherwise, Redis is asked.
+        job_id: ``""`` if it is too long for a slot.
+    """
+
+    noted: NotedAttempt
+    is_stored: bool
+    token: str
+    queue_index: int
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class JobsOfDeadChild:
     """The jobs of a dead child.
 
@@ -212,6 +238,7 @@ class JobsOfDeadChild:
         jobs: The jobs whose id is known, as (queue index, token, job id).
         unstarted: The tokens of jobs that the child had prefetched.
         outcomes: For each token whose job had ended, the call that writes its outcome. Redis may have executed it.
+        ended: The attempts that the child has not counted.
     """
 
     tokens: tuple[str, ...]
@@ -223,6 +250,7 @@ class JobsOfDeadChild:
     jobs: tuple[tuple[int, str, str], ...] = ()
     unstarted: frozenset[str] = frozenset()
     outcomes: Mapping[str, bytes] = field(default_factory=dict)
+    ended: tuple[EndedAttempt, ...] = ()
 
     def has_started(self, token: str, job_id: str) -> bool:
         """Whether the child may have started the job: it was not prefetched, or fetched by another job's last call."""
@@ -274,7 +302,7 @@ class Recovery:
 
     interval_ms = 500
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - one for each part that it connects
         self,
         queues: Sequence[QueueKeys],
         client: SyncClient,
@@ -282,7 +310,10 @@ class Recovery:
         config: Config,
         bus: Bus,
         backoff: ReconnectBackoff,
+        counts: MetricsBlock | None = None,
     ) -> None:
+        self._counts = counts
+        self._uncounted: dict[tuple[str, str], EndedAttempt] = {}
         self._queues = queues
         self._client = client
         self._clock = clock
@@ -290,7 +321,7 @@ class Recovery:
         self._bus = bus
         self._backoff = backoff
         self._queue_backoff = QueueBackoff(queues, bus, config)
-        self._failures = FailureRecorder(client, clock, config, bus)
+        self._failures = FailureRecorder(client, clock, config, bus, counts)
         self._malformed = MalformedJobHandler(clock, config, bus)
         self._pending: list[_PendingRecovery] = []
         self._finished: list[tuple[int, tuple[str, ...]]] = []
@@ -302,13 +333,18 @@ class Recovery:
 
     def recover(self, dead: JobsOfDeadChild) -> None:
         """Recover the jobs of a dead child now, or later if Redis is unavailable."""
+        for attempt in dead.ended:
+            if attempt.is_stored:
+                self._count(attempt)
+            else:
+                self._uncounted[attempt.token, attempt.job_id] = attempt
         if dead.tokens:
             self._pending.append(_PendingRecovery(dead, set(range(len(self._queues))), dead.outcomes))
             self.tick(mono_ms(), 0)
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Recover the remaining jobs."""
-        if not (self._pending or self._finished):
+        if not (self._pending or self._finished or self._uncounted):
             return
         try:
             for pending in tuple(self._pending):
@@ -316,6 +352,7 @@ class Recovery:
                 if not pending.queues or mono_ms() - pending.dead.died_ms > self._config.lock_ms:
                     self._pending.remove(pending)
                     self._finished.append((mono_ms(), pending.dead.tokens))
+            self._count_ended()
             self._release_late_jobs()
         except BrokerError as exc:
             self._backoff.record_failure(exc)
@@ -359,6 +396,32 @@ class Recovery:
             for token, call, reply in zip(tokens, packed, replies, strict=True)
             if isinstance(reply, BrokerUnavailableError)  # of one node of a cluster
         }
+
+    def _count_ended(self) -> None:
+        """Count the attempts whose outcomes Redis has stored, although their children have not counted them.
+
+        The jobs of the others are released or failed by now, unless that is pending.
+        """
+        pending = {token for each in self._pending for token in each.dead.tokens}
+        ended = [each for each in self._uncounted.values() if each.token not in pending]
+        calls: list[Call[list[bytes | None]]] = [
+            command("HMGET", self._queues[each.queue_index].job(each.job_id), "name", "atm") for each in ended
+        ]
+        for attempt, reply in zip(ended, self._client.try_many(calls) if calls else (), strict=True):
+            if isinstance(reply, BrokerUnavailableError):  # of one node of a cluster
+                continue
+            del self._uncounted[attempt.token, attempt.job_id]
+            if isinstance(reply, BulltaskError):
+                continue
+            name, made = reply
+            # A job without a hash was removed when it ended, by its retention.
+            if name is None or ((made or b"0").isdigit() and int(made or b"0") >= attempt.noted.attempts_made):
+                self._count(attempt)
+
+    def _count(self, attempt: EndedAttempt) -> None:
+        noted = attempt.noted
+        if self._counts is not None:
+            self._counts.ended(None, noted.queue, noted.task, noted.counter, noted.seconds * 1000)
 
     def _release_late_jobs(self) -> None:
         """Search once more for jobs of children whose jobs are finished.
@@ -404,6 +467,9 @@ class Recovery:
             except Exception as exc:
                 if not self._malformed.fail_if_malformed(self._client.run, keys, token, job_id, exc):
                     raise
+            # The attempt has not ended, or has ended otherwise.
+            self._uncounted.pop((token, job_id), None)
+            self._uncounted.pop((token, ""), None)
             # Wake waiting workers: BullMQ's scripts add no marker for a prioritized job, nor in a queue that has
             # reached its global concurrency. Not in the same round trip, because a script that is not loaded yet would
             # run after this command.

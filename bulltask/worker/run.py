@@ -46,7 +46,15 @@ from bulltask.transport.scripts.add import write_queue_meta
 from bulltask.worker.async_loop import jobs_per_child, slots_per_child
 from bulltask.worker.beat import Beat, BeatWorker, read_entries
 from bulltask.worker.broker_backoff import ReconnectBackoff
-from bulltask.worker.child import ChildPlan, child_bus, find_executors, forget_exit_handlers, renew_executors, run_child
+from bulltask.worker.child import (
+    ChildPlan,
+    child_bus,
+    find_executors,
+    forget_exit_handlers,
+    metrics_memory,
+    renew_executors,
+    run_child,
+)
 from bulltask.worker.child_pool import (
     ChildPool,
     Descendants,
@@ -62,7 +70,7 @@ from bulltask.worker.helpers import GuardProcess, HelperProcess, HookProcess, Me
 from bulltask.worker.limits import Canceller, RevocationCheck, TimeLimitCheck
 from bulltask.worker.locks import Heartbeat, StalledCheck
 from bulltask.worker.recovery import Recovery, Takeover
-from bulltask.worker.slots import ChildLimit, ExitCode, ProcessState, Slots, WakeupPipe
+from bulltask.worker.slots import ExitCode, ProcessState, Slots, WakeupPipe
 from bulltask.worker.spark_tasks import missing_dependencies
 from bulltask.worker.spawned import SpawnSpec
 from bulltask.worker.supervisor import (
@@ -333,6 +341,9 @@ class _Assembly:
         self.guard = GuardProcess(self.worker_id, self.slots, self.slots_fd, self._close_inherited, self.logger)
         self.metrics_fd = None if config.metrics_port is None else anonymous_file("bulltask-metrics")
         self.memory = self._metrics_memory()
+        self.counts = None if self.memory is None else self.memory.block(0)
+        if self.counts is not None:
+            MetricsListener(self.counts, self.queues).attach(self.bus)
         self.exporter = self._exporter()
         self.end_by_ms: int | None = None
         self.executors: Sequence[Any] = ()
@@ -405,8 +416,10 @@ class _Assembly:
     def _supervise(self) -> tuple[ExitCode, bool]:
         config, bus, backoff, keys, client = self.config, self.bus, self.backoff, self.keys, self.client
         launcher = self._launcher()
-        pool = ChildPool(self.slots, launcher, StackCollector(bus), bus, config.children, self._descendants())
-        recovery = Recovery(keys, client, self.broker.clock, config, bus, backoff)
+        take_notes = (lambda index: memory.block(index + 1).take_notes()) if (memory := self.memory) else lambda _: ()
+        stacks = StackCollector(bus)
+        pool = ChildPool(self.slots, launcher, stacks, bus, config.children, self._descendants(), take_notes)
+        recovery = Recovery(keys, client, self.broker.clock, config, bus, backoff, self.counts)
         heartbeat = Heartbeat(keys, pool.views, client, config, bus, backoff)
         stalled_check = StalledCheck(self.broker, keys, heartbeat.has_renewed, client, bus, backoff)
         if self.app.conf.is_url_from_celery:
@@ -582,7 +595,8 @@ class _Assembly:
             index=index,
             block=self.slots.children[index],
             control=self.slots.control,
-            bus=lambda: child_bus(self.logger, self.memory, index, self.queues, self.app),
+            memory=self.memory,
+            bus=lambda counts: child_bus(self.logger, counts, self.queues, self.app),
             close_inherited=self._leave_supervisor,
         )
         run_child(plan, parent_pid)
@@ -626,9 +640,7 @@ class _Assembly:
         """Return the counters of all processes; ``None`` when metrics are off."""
         if self.config.metrics_port is None:
             return None
-        memory = MetricsMemory(self.queues, self.max_children + 1, ChildLimit, self.metrics_fd)
-        MetricsListener(memory.block(0), self.queues).attach(self.bus)
-        return memory
+        return metrics_memory(self.app, self.queues, self.max_children, self.metrics_fd)
 
     def _exporter(self) -> MetricsProcess | None:
         if self.memory is None:

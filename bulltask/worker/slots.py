@@ -237,11 +237,16 @@ class _Word(Generic[T]):
 
 
 class Slot:
-    """A slot. Only its child writes to it, except for :meth:`request_cancel` and in a takeover."""
+    """A slot. Only its child writes to it, except for :meth:`request_cancel` and in a takeover.
 
-    __slots__ = ("_bytes", "_outcome", "_words", "token")
+    Attributes:
+        index: Its position among the slots of its child.
+    """
 
-    def __init__(self, memory: memoryview, outcome: memoryview) -> None:
+    __slots__ = ("_bytes", "_outcome", "_words", "index", "token")
+
+    def __init__(self, memory: memoryview, outcome: memoryview, index: int = 0) -> None:
+        self.index = index
         self._bytes = memory
         self._outcome = outcome
         self._words = memory[: _HEADER_WORDS * _WORD].cast("q")
@@ -383,6 +388,14 @@ class Slot:
                 return SlotView(SlotState(state), self.token, queue, job_id, since, attempt, deadlines, *cancel)
         # The child was stopped or killed while it was writing, so only the token is certain.
         return SlotView(SlotState.ACTIVE, self.token, 0, "", 0, UNKNOWN_ATTEMPT)
+
+    def job_when_dead(self) -> tuple[int, str]:
+        """Return the queue's index and the id of the job that a dead child's slot had last, ``""`` if it is too long.
+
+        Unlike :meth:`read`, also if the child died while it was writing another part of the slot.
+        """
+        length = max(0, self._words[_ID_LENGTH])
+        return self._words[_QUEUE], bytes(self._bytes[_ID_AT : _ID_AT + length]).decode("utf-8", "surrogateescape")
 
     def _deadlines(self) -> Deadlines:
         words = self._words
@@ -617,6 +630,7 @@ class ChildBlock:
             Slot(
                 memory[index * SLOT_BYTES : (index + 1) * SLOT_BYTES],
                 outcomes[index * OUTCOME_BYTES : (index + 1) * OUTCOME_BYTES],
+                index,
             )
             for index in range(self._per_child)
         ]

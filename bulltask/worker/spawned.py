@@ -11,11 +11,11 @@ from typing import Any
 from bulltask.app import App
 from bulltask.config.parsers import wrap_secrets
 from bulltask.config.process import anonymous_file, inherit_life_line
-from bulltask.observe.counters import MetricsMemory
+from bulltask.observe.counters import MetricsBlock
 from bulltask.observe.log import configure_logging
 from bulltask.registry.tasks import find_app
-from bulltask.worker.child import ChildPlan, child_bus, run_child
-from bulltask.worker.slots import ChildLimit, Slots
+from bulltask.worker.child import ChildPlan, child_bus, metrics_memory, run_child
+from bulltask.worker.slots import Slots
 
 __all__ = ["SpawnSpec", "main"]
 
@@ -68,10 +68,10 @@ def main(spec_fd: int) -> None:
     slots = Slots(spec.children, spec.per_child, spec.slots_fd)
     memory = None
     if spec.metrics_fd is not None:
-        memory = MetricsMemory(spec.queues, spec.children + 1, ChildLimit, spec.metrics_fd)
+        memory = metrics_memory(app, spec.queues, spec.children, spec.metrics_fd)
 
-    def bus() -> Any:
-        return child_bus(logger, memory, spec.index, spec.queues, app)
+    def bus(counts: MetricsBlock | None) -> Any:
+        return child_bus(logger, counts, spec.queues, app)
 
     plan = ChildPlan(
         app=app,
@@ -80,6 +80,7 @@ def main(spec_fd: int) -> None:
         index=spec.index,
         block=slots.children[spec.index],
         control=slots.control,
+        memory=memory,
         bus=bus,
         close_inherited=lambda: None,
     )

@@ -60,10 +60,11 @@ def child(index, jobs):
         return {"pid": pid}
     die_with_parent(signal.SIGKILL, parent)
     bus = Bus()
-    MetricsListener(memory.block(index + 1), QUEUES).attach(bus)
+    block = memory.block(index + 1)
+    MetricsListener(block, QUEUES).attach(bus)
     for number in range(jobs):
-        bus.emit(events.JobCompleted(str(number), "mail", "t", 20.0, None))
-    bus.emit(events.JobFailed("x", "sms", "t", 1.0, "error", "permanent", 1, ""))
+        block.ended(None, "mail", "t", "completed", 20.0)
+    block.ended(None, "sms", "t", "permanent", 1.0)
     if jobs == 0:
         bus.emit(events.RedisDisconnected("refused"))
     os.write(notify, b"!")

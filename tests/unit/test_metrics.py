@@ -5,16 +5,24 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bulltask.events import Bus
-from bulltask.jobs.categories import ErrorCategory
-from bulltask.jobs.names import REVOKED
 from bulltask.observe import events
-from bulltask.observe.counters import BUCKETS, MetricsListener, MetricsMemory
+from bulltask.observe.counters import (
+    BUCKETS,
+    MAX_TASKS,
+    OTHER_TASKS,
+    MetricsListener,
+    MetricsMemory,
+    NotedAttempt,
+    failure_counter,
+)
 from bulltask.observe.metrics import MetricsCollector
 from bulltask.worker.slots import ChildLimit
 
@@ -82,15 +90,79 @@ def test_every_counter_is_zero_before_the_first_job() -> None:
 
 def test_the_outcomes_of_jobs_are_counted_by_queue() -> None:
     memory = MetricsMemory(["mail", "sms"], 2, ChildLimit)
-    bus = attach_listener(memory, 1)
+    block = memory.block(1)
     for _ in range(3):
-        bus.emit(events.JobCompleted("1", "mail", "t", 10.0, None))
+        block.ended(0, "mail", "t", "completed", 10.0)
     for _ in range(2):
-        bus.emit(events.JobRetried("1", "mail", "t", 10.0, "e", "transient", 1, 0))
-    bus.emit(events.JobFailed("1", "sms", "t", 10.0, "e", "permanent", 1, ""))
+        block.ended(0, "mail", "t", "retried", 10.0)
+    block.ended(0, "sms", "t", "permanent", 10.0)
     mail, sms = memory.totals()["mail"], memory.totals()["sms"]
     assert (mail.completed, mail.retried, mail.failed) == (3, 2, 0)
     assert (sms.completed, sms.retried, sms.failed) == (0, 0, 1)
+
+
+class DyingCells:
+    """The cells of a process that is killed after a number of writes."""
+
+    def __init__(self, cells: Any, writes: int) -> None:
+        self._cells = cells
+        self._writes = writes
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._cells[at]
+
+    def __setitem__(self, at: int, value: float) -> None:
+        if not self._writes:
+            raise KeyboardInterrupt
+        self._writes -= 1
+        self._cells[at] = value
+
+
+@pytest.mark.parametrize("writes", range(12))
+def test_an_attempt_is_noted_or_counted_at_whatever_step_its_child_dies(writes: int) -> None:
+    memory = MetricsMemory(["mail"], 2, ChildLimit, tasks=["t"], slots=2)
+    child = memory.block(1)
+    child.ended(1, "mail", "t", "completed", 30.0)
+    child._cells = DyingCells(child._cells, writes)  # type: ignore[assignment]
+    ending, ended = False, False
+    with suppress(KeyboardInterrupt):
+        child.ending(1, 7, 2, "mail", "t", "retried", 20.0)
+        ending = True
+        child.ended(1, "mail", "t", "retried", 20.0)
+        ended = True
+
+    notes = memory.block(1).take_notes()
+    counted, task = memory.totals()["mail"], memory.task_totals()["mail", "t"]
+    if ending:
+        assert len(notes) + counted.retried == 1
+        assert notes in ([], [NotedAttempt(1, 7, 2, "mail", "t", "retried", 0.02)])
+    assert not (ended and notes)
+    assert counted.retried == task.retried
+    assert counted.durations.buckets[-1] == task.run.buckets[-1] == 1 + counted.retried
+    assert counted.durations.seconds == task.run.seconds == pytest.approx(0.03 + 0.02 * counted.retried)
+    assert memory.block(1).take_notes() == []
+
+
+def test_an_attempt_that_lost_its_lock_is_not_counted() -> None:
+    memory = MetricsMemory(["mail"], 2, ChildLimit)
+    memory.block(1).ending(0, 1, 1, "mail", "t", "completed", 1.0)
+    memory.block(1).not_ended(0)
+    assert memory.block(1).take_notes() == []
+    assert memory.totals()["mail"].completed == 0
+
+
+def test_wait_and_run_times_are_counted_by_task_and_further_tasks_together() -> None:
+    names = [f"task {number}" for number in range(MAX_TASKS + 5)]
+    memory = MetricsMemory(["mail", "sms"], 3, ChildLimit, tasks=names, buckets=(1, 60))
+    for number in (1, 2):
+        for name in (*names, "unknown"):
+            memory.block(number).ended(None, "sms", name, "completed", 59_000.0)
+            memory.block(number).waited("sms", name, 0.5)
+    totals = memory.task_totals()
+    assert len(totals) == MAX_TASKS + 1
+    assert totals["sms", OTHER_TASKS].completed == 2 * 6
+    one = totals["sms", "task 7"]
+    assert (one.run.buckets, one.wait.buckets) == ((0, 2, 2), (2, 2, 2))
 
 
 def test_jobs_that_end_without_running_are_counted_but_not_timed() -> None:
@@ -105,26 +177,27 @@ def test_jobs_that_end_without_running_are_counted_but_not_timed() -> None:
 def test_failed_jobs_are_counted_by_their_reason() -> None:
     memory = MetricsMemory(["mail"], 2, ChildLimit)
     bus = attach_listener(memory, 1)
-    for category in ("transient", "permanent", "permanent", "unknown", "revoked", "of another version"):
-        bus.emit(events.JobFailed("1", "mail", "t", 10.0, "e", category, 3, ""))
+    for category in ("transient", "permanent", "permanent", "unknown", "of another version"):
+        memory.block(1).ended(0, "mail", "t", failure_counter(category, exhausted=False), 10.0)
+    memory.block(1).ended(0, "mail", "t", failure_counter("unknown", exhausted=True), 10.0)
+    bus.emit(events.JobRevoked("1", "mail"))
     bus.emit(events.CrashLimitReached("1", "mail", 3, "SIGSEGV"))
     samples = scrape(memory)
     counted = {dict(labels)["reason"]: value for (name, labels), value in samples.items() if "failed_total" in name}
     assert counted == {
-        "transient_exhausted": 1,
+        "transient_exhausted": 2,
         "permanent": 2,
         "unknown": 2,
         "revoked": 1,
         "crashed": 1,
     }
-    assert samples["bullmq_jobs_processed_total", (("queue", "mail"), ("status", "failed"))] == 7
+    assert samples["bullmq_jobs_processed_total", (("queue", "mail"), ("status", "failed"))] == 8
 
 
 def test_durations_of_attempts_are_counted_in_buckets() -> None:
     memory = MetricsMemory(["mail"], 2, ChildLimit)
-    bus = attach_listener(memory, 1)
     for duration_ms in (0.0, 5.0, 5.1, 700.0, 10_000.0, 10_001.0):
-        bus.emit(events.JobCompleted("1", "mail", "t", duration_ms, None))
+        memory.block(1).ended(0, "mail", "t", "completed", duration_ms)
     samples = scrape(memory)
     buckets = {bound: samples["bullmq_job_duration_seconds_bucket", (("le", bound), ("queue", "mail"))]
                for bound in ("0.005", "0.01", "0.5", "0.75", "10.0", "+Inf")}  # fmt: skip
@@ -211,14 +284,6 @@ def test_a_child_that_reached_a_limit_is_counted_by_the_name_of_the_limit(limit:
     assert {reason: count for reason, count in memory.exits().items() if count} == {limit: 1}
 
 
-@pytest.mark.parametrize("category", [*ErrorCategory, REVOKED])
-def test_a_failed_job_is_counted_by_the_category_of_its_error(category: str) -> None:
-    memory = MetricsMemory(["mail"], 2, ChildLimit)
-    attach_listener(memory, 0).emit(events.JobFailed("1", "mail", "t", 1.0, "e", category, 1, ""))
-    reason = "transient_exhausted" if category == "transient" else category
-    assert {name: count for name, count in memory.totals()["mail"].failed_by.items() if count} == {reason: 1}
-
-
 def test_a_new_process_does_not_inherit_a_lost_connection() -> None:
     memory = MetricsMemory(["mail"], 2, ChildLimit)
     attach_listener(memory, 1).emit(events.RedisDisconnected("refused"))
@@ -240,7 +305,7 @@ def test_a_scrape_without_redis_contains_the_counters() -> None:
         raise ConnectionError("refused")
 
     memory = MetricsMemory(["mail"], 2, ChildLimit)
-    attach_listener(memory, 1).emit(events.JobCompleted("1", "mail", "t", 1.0, None))
+    memory.block(1).ended(0, "mail", "t", "completed", 1.0)
     samples = scrape(memory, unreachable)
     assert samples["bullmq_jobs_processed_total", (("queue", "mail"), ("status", "completed"))] == 1
     assert status_of(samples) == (0, 1)
@@ -272,12 +337,11 @@ def test_concurrent_scrapes_read_queue_lengths_one_at_a_time() -> None:
 
 def test_threads_of_one_child_lose_no_counts() -> None:
     memory = MetricsMemory(["mail"], 2, ChildLimit)
-    bus = attach_listener(memory, 1)
-    event = events.JobCompleted("1", "mail", "t", 1.0, None)
+    block = memory.block(1)
 
     def run() -> None:
         for _ in range(5000):
-            bus.emit(event)
+            block.ended(0, "mail", "t", "completed", 1.0)
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -295,14 +359,15 @@ def test_threads_of_one_child_lose_no_counts() -> None:
 def test_metrics_subscribe_only_to_events_that_have_a_metric() -> None:
     bus = attach_listener(MetricsMemory(["mail"], 2, ChildLimit), 1)
     assert not bus.listeners[events.JobStarted]
-    assert bus.listeners[events.JobCompleted]
+    assert not bus.listeners[events.JobCompleted]  # counted without an event
+    assert bus.listeners[events.JobIncompatible]
 
 
 def test_the_metrics_can_be_opened_again_from_a_file_descriptor() -> None:
     fd = os.memfd_create("metrics")
     try:
         first, second = MetricsMemory(["mail"], 2, ChildLimit, fd), MetricsMemory(["mail"], 2, ChildLimit, fd)
-        attach_listener(first, 1).emit(events.JobCompleted("1", "mail", "t", 1.0, None))
+        first.block(1).ended(0, "mail", "t", "completed", 1.0)
         assert second.totals()["mail"].completed == 1
         with pytest.raises(ValueError, match="must be"):
             MetricsMemory(["mail", "sms"], 2, ChildLimit, fd)
@@ -338,7 +403,7 @@ def test_a_worker_without_metrics_does_not_load_prometheus(module: str) -> None:
 def test_no_queue_name_can_forge_a_metric() -> None:
     evil = 'a"} 1\\\nforged_total{x="\u2028\u202e'
     memory = MetricsMemory([evil], 1, ChildLimit)
-    attach_listener(memory, 0).emit(events.JobCompleted("1", evil, "t", 1.0, None))
+    memory.block(0).ended(None, evil, "t", "completed", 1.0)
     samples = scrape(memory, lambda: {evil: {"wait": 3}})
     assert {dict(labels)["queue"] for _, labels in samples if "queue" in dict(labels)} == {evil}
     assert samples["bullmq_queue_length", (("queue", evil), ("state", "wait"))] == 3

@@ -27,7 +27,7 @@ from bulltask.transport.call import QueueKeys
 from bulltask.worker.attempt import Attempt, AttemptRunner, JobArguments
 from bulltask.worker.cancellation import Cancellation, TaskThreads
 from bulltask.worker.finish import Finisher
-from bulltask.worker.outcomes import AcquiredJob, FailedOutcome, RetriedOutcome, decide_retry, trace_of
+from bulltask.worker.outcomes import AcquiredJob, FailedOutcome, RetriedOutcome, counter_of, decide_retry, trace_of
 from bulltask.worker.slots import ChildLimits, Slots
 from bulltask.worker.spark_tasks import SparkTaskRunner
 
@@ -82,6 +82,32 @@ def delay_of(outcome: FailedOutcome | RetriedOutcome) -> int:
 def http_error(status: int, **headers: str) -> httpx.HTTPStatusError:
     response = httpx.Response(status, headers=headers, request=httpx.Request("GET", "http://x"))
     return httpx.HTTPStatusError(f"{status}", request=response.request, response=response)
+
+
+@pytest.mark.parametrize(
+    ("error", "options", "opts", "reason"),
+    [
+        (ValueError("x"), {"autoretry_for": (ValueError,)}, BULLTASK_OPTS, "transient_exhausted"),
+        (UnknownError("x"), {}, BULLMQ_OPTS, "transient_exhausted"),
+        (Retry(), {}, BULLTASK_OPTS, "transient_exhausted"),
+        (TransientError("x"), {}, BULLTASK_OPTS, "transient_exhausted"),
+        (UnknownError("x"), {}, BULLTASK_OPTS, "unknown"),
+        (PermanentError("x"), {"autoretry_for": (Exception,)}, BULLTASK_OPTS, "permanent"),
+    ],
+    ids=repr,
+)
+def test_the_last_attempt_of_a_retried_error_is_counted_as_exhausted(
+    error: Exception, options: dict[str, Any], opts: dict[str, Any], reason: str
+) -> None:
+    last = decide(error, opts, failures=2, **options)
+    assert counter_of(last) == reason
+    if reason == "transient_exhausted":
+        assert last.category == decide(error, opts, **options).category
+
+
+def test_an_error_that_is_never_retried_is_counted_by_its_category() -> None:
+    assert counter_of(decide(ValueError("x"), BULLMQ_OPTS, attempts=1)) == "permanent"
+    assert counter_of(decide(ValueError("x"), autoretry_for=(ValueError,), attempts=1)) == "permanent"
 
 
 # --- retried errors ---------------------------------------------------------------------------------------------------
