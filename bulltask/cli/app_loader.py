@@ -17,11 +17,16 @@ from typing import Any, Final
 import click
 
 from bulltask.app import App
+from bulltask.cli.options import ExitCode
+from bulltask.cli.terminal import safe
 from bulltask.config.urls import SecretUrl, redact_text
 from bulltask.jobs.errors import AppNotFoundError
+from bulltask.jobs.names import bullmq_name
+from bulltask.queue import Queue
 from bulltask.registry.tasks import add_to_import_path, find_app
+from bulltask.transport.call import QueueKeys, command
 
-__all__ = ["load_app", "load_app_or_broker", "load_tasks", "reporting_import_errors"]
+__all__ = ["NotFoundError", "existing_queue", "load_app", "load_app_or_broker", "load_tasks", "reporting_import_errors"]
 
 _PACKAGE: Final = f"{Path(__file__).parent.parent}{os.sep}"
 _IMPORT_SYSTEM: Final = ("<frozen", f"{Path(importlib.__file__).parent}{os.sep}")
@@ -78,6 +83,31 @@ def load_app_or_broker(ctx: click.Context, options: Mapping[str, Any]) -> App:
     if options["hash_tag"] is not None:
         app.conf.override("queue_hash_tag", options["hash_tag"])
     return app
+
+
+class NotFoundError(click.ClickException):
+    """A job, queue or schedule does not exist."""
+
+    exit_code = ExitCode.NOT_FOUND
+
+
+def existing_queue(app: App, name: str) -> Queue:
+    """Return a queue; raises :class:`NotFoundError` if Redis has no queue with this name.
+
+    If the other form of its keys exists, with or without a hash tag, the error says which option to use.
+    """
+    config, queue = app._config, app.queue(name)
+    keys = queue.context.keys
+    tagged = not config.queue_hash_tag
+    other = QueueKeys(config.prefix, bullmq_name(name, hash_tag=tagged))
+    with app._broker.pool.client() as client:
+        exists, other_exists = client.run_many([command("EXISTS", k.meta, parse_reply=bool) for k in (keys, other)])
+    if exists:
+        return queue
+    where = f"no queue {keys.name!r} in Redis at {app._broker.endpoint.safe_url} with prefix {config.prefix!r}"
+    if other_exists:
+        where += f", but {other.name!r} exists: use {'--queue-hash-tag' if tagged else '--no-queue-hash-tag'}"
+    raise NotFoundError(safe(where))
 
 
 @contextmanager

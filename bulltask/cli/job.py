@@ -35,7 +35,7 @@ from bulltask.transport.scripts.queue import scan_queues, worker_queues
 if TYPE_CHECKING:
     from bulltask.lake.records import JobHistory
 
-__all__ = ["ambiguous", "job", "queues_with_job", "revoke"]
+__all__ = ["ambiguous", "job", "known_queues", "queues_with_job", "revoke"]
 
 
 @click.group("job", cls=HintGroup, short_help="Show a job from Redis and from the data lake.")
@@ -366,6 +366,12 @@ def queues_with_job(app: App, job_id: str, known: Collection[str] = ()) -> list[
             return queues
         others = set(_app_names(_scan_queues(client, config), config)) - set(likely)
         return _with_job(client, app, job_id, sorted(others))
+
+
+def known_queues(app: App) -> list[str]:
+    """Return all queues that Redis has, by their names in the app."""
+    with app._broker.pool.client() as client:
+        return sorted(set(_app_names(_scan_queues(client, app._config), app._config)))
 
 
 def _with_job(client: SyncClient, app: App, job_id: str, queues: list[str]) -> list[str]:

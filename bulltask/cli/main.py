@@ -24,9 +24,11 @@ __all__ = ["COMMANDS", "main", "run_for"]
 
 COMMANDS: Final = {
     "acl": "bulltask.cli.acl:acl",
+    "failures": "bulltask.cli.jobs:failures",
     "gen-ts": "bulltask.cli.tasks:gen_ts",
     "history": "bulltask.cli.history:history",
     "job": "bulltask.cli.job:job",
+    "jobs": "bulltask.cli.jobs:jobs",
     "migrate-bull": "bulltask.cli.migrate_bull:migrate_bull",
     "outbox": "bulltask.cli.outbox:outbox",
     "pipeline": "bulltask.cli.pipeline:pipeline",

@@ -22,6 +22,7 @@ __all__ = [
     "config_option",
     "day",
     "days",
+    "duration_option",
     "job_lake_option",
     "json_option",
     "lake_option",
@@ -128,6 +129,11 @@ def redis_options(function: F) -> F:
     return app_options(
         tag(click.option("--prefix", help="Prefix of all Redis keys (default: the app's setting, or bull).")(function))
     )
+
+
+def duration_option(*names: str, text: str) -> Callable[[F], F]:
+    """Add an option with a duration; its argument is ``None``, or seconds."""
+    return click.option(*names, type=seconds, metavar="DURATION", help=text)
 
 
 def json_option(function: F) -> F:

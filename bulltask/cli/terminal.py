@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -11,7 +13,7 @@ import click
 
 from bulltask.lake.formatting import CONTROL, json_text, one_line
 
-__all__ = ["ago", "as_table", "duration_text", "echo", "in_one_line", "print_json", "safe", "stamp"]
+__all__ = ["ago", "as_table", "duration_text", "echo", "in_one_line", "print_json", "progress_bar", "safe", "stamp"]
 
 _UNITS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
 
@@ -42,6 +44,16 @@ def safe(text: str) -> str:
 def echo(text: str, *, err: bool = False) -> None:
     """Print text that may contain names from Redis, a server's messages or jobs' data, with :func:`safe`."""
     click.echo(safe(text), err=err)
+
+
+@contextmanager
+def progress_bar(total: int, label: str) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar on stderr, if that is a terminal; yield the function that adds to the progress."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    with click.progressbar(length=max(1, total), label=label, file=sys.stderr, show_pos=True) as bar:
+        yield bar.update
 
 
 def print_json(document: Any) -> None:

@@ -28,6 +28,7 @@ from bulltask.transport.scripts.queue import Metrics, PageCursor, page_after, st
 
 __all__ = [
     "ALL_STATES",
+    "STATES_IN_ORDER",
     "ChildFailures",
     "ClientInfo",
     "Dependencies",
@@ -53,6 +54,7 @@ __all__ = [
     "read_jobs",
     "sent_job",
     "set_paused",
+    "states_of",
 ]
 
 
@@ -441,7 +443,16 @@ def _child(item: Any, *, is_json: bool) -> tuple[str, Any]:
 
 
 # In the order in which jobs pass through them: a job that moves in the meantime is returned twice, not missed.
-_ORDER: Final = ("waiting-children", "delayed", "prioritized", "wait", "paused", "active", "completed", "failed")
+STATES_IN_ORDER: Final = (
+    "waiting-children",
+    "delayed",
+    "prioritized",
+    "wait",
+    "paused",
+    "active",
+    "completed",
+    "failed",
+)
 _REMEMBERED: Final = 10
 
 
@@ -449,9 +460,12 @@ class JobPages:
     """A position among the jobs in some states (default: all); each :meth:`next` reads a page of ``size`` jobs.
 
     With ``asc``, it begins in each state with the job that runs next (or finished first); otherwise, it ends with it.
+    ``start`` is the position in the first state.
     """
 
-    def __init__(self, context: QueueContext, states: Iterable[str], size: int, *, asc: bool) -> None:
+    def __init__(
+        self, context: QueueContext, states: Iterable[str], size: int, *, asc: bool, start: PageCursor | None = None
+    ) -> None:
         check_positive(size, "page_size")
         if not isinstance(asc, bool):
             raise ConfigError(f"asc must be true or false, not {asc!r:.200}")
@@ -459,17 +473,21 @@ class JobPages:
         self._context = context
         self._size = size
         self._asc = asc
-        self._states = deque(state for state in _ORDER if state in wanted)
-        self._cursor = PageCursor()
+        self._states = deque(state for state in STATES_IN_ORDER if state in wanted)
+        self._cursor = PageCursor() if start is None else start
         self._left = -1
         self._recent_pages: deque[frozenset[str]] = deque(maxlen=_REMEMBERED)
 
     def next(self) -> Operation[list[StoredJob] | None]:
         """Return the next jobs, ``None`` at the end; a page is empty if its jobs have just been removed."""
+        ids = yield from self.next_ids()
+        return None if ids is None else (yield from read_jobs(self._context, ids))
+
+    def next_ids(self) -> Operation[list[str] | None]:
+        """Return the ids of the next jobs, ``None`` at the end."""
         while self._states:
-            ids = yield from self._next_ids(self._states[0])
-            if ids:
-                return (yield from read_jobs(self._context, ids))
+            if ids := (yield from self._next_ids(self._states[0])):
+                return ids
             self._states.popleft()
             self._cursor = PageCursor()
             self._left = -1

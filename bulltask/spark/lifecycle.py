@@ -30,8 +30,6 @@ derived again later, from more events, it has the same or a later ``as_of``, and
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -41,24 +39,22 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bulltask.jobs.failure_reasons import error_fingerprint, plain_reason
 from bulltask.lake.files import arrow_schema
 from bulltask.lake.tables import ATTEMPTS, FINISHED, JOBS, MAX_TIME_MS, Table
 
 __all__ = [
     "LIFECYCLE_COLUMNS",
-    "MAX_FINGERPRINT",
     "STATE_AFTER",
     "DerivedColumns",
     "attempts_of",
     "derive",
     "derive_rows",
     "derive_silver",
-    "error_fingerprint",
     "in_order",
     "job_numbers",
     "jobs_of",
     "lifecycle_events",
-    "plain_reason",
     "plain_reasons",
 ]
 
@@ -539,60 +535,9 @@ def _take_strings(strings: tuple[str, ...], numbers: Ints) -> pa.Array:
     return pa.array(strings, pa.string()).take(pa.array(numbers))
 
 
-# Failure reasons as plain text, and their fingerprints: the reason without its variable parts
-
-
-#: An escape sequence of a JSON string. Unpaired surrogates do not match, because Java cannot store them.
-_ESCAPE: Final = re.compile(
-    r'\\(?:["\\/bfnrt]'
-    r"|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-    r"|u(?![dD][89a-fA-F])[0-9a-fA-F]{4})"
-)
-#: Characters that a JSON string cannot contain between its quotes after its escapes are removed.
-_UNQUOTABLE: Final = re.compile(r'["\\\x00-\x1f]')
-#: All text after the first line.
-_FURTHER_LINES: Final = re.compile(r"[\r\n][\s\S]*")
-#: What ``#`` replaces, in this order. The lakes of users have these fingerprints: do not change them.
-_VARIABLE_PARTS: Final = tuple(
-    map(
-        re.compile,
-        (
-            r"(?<![A-Za-z0-9_])'[^']*'(?![A-Za-z0-9_])",
-            r'(?<![A-Za-z0-9_])"[^"]*"(?![A-Za-z0-9_])',
-            r"0[xX][0-9a-fA-F]+",
-            # A UUID, a digest, an object id: hex with at least one digit, so that no word matches. Bounded, because the
-            # search for the digit would take quadratic time.
-            r"(?<![A-Za-z0-9_])(?=[a-fA-F-]{0,64}[0-9])[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]{4,}){0,16}(?![A-Za-z0-9_])",
-            r"[0-9]+",
-        ),
-    )
-)
-#: The maximum length of a fingerprint.
-MAX_FINGERPRINT: Final = 200
-
-
 def plain_reasons(reasons: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Return failure reasons as plain text, and their fingerprints, computed once per reason."""
     encoded = reasons.dictionary_encode()
     plain = [plain_reason(reason) for reason in encoded.dictionary.to_pylist()]
     columns = pa.array(plain, pa.string()), pa.array([error_fingerprint(reason) for reason in plain], pa.string())
     return columns[0].take(encoded.indices), columns[1].take(encoded.indices)
-
-
-def plain_reason(reason: str | None) -> str | None:
-    """Return the reason as plain text: BullMQ for Python stores it as a JSON string, BullMQ for Node.js as is."""
-    if reason is None or len(reason) < 2 or not (reason.startswith('"') and reason.endswith('"')):
-        return reason
-    if _UNQUOTABLE.search(_ESCAPE.sub("", reason[1:-1])):
-        return reason
-    return str(json.loads(reason))
-
-
-def error_fingerprint(reason: str | None) -> str | None:
-    """Return the fingerprint of a plain reason: its first line, with ``#`` for quoted text, hex and numbers."""
-    if reason is None:
-        return None
-    fingerprint = _FURTHER_LINES.sub("", reason)
-    for pattern in _VARIABLE_PARTS:
-        fingerprint = pattern.sub("#", fingerprint)
-    return fingerprint[:MAX_FINGERPRINT]

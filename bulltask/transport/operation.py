@@ -16,7 +16,17 @@ from bulltask.jobs.errors import BrokerError, BrokerNotReadyError, BulltaskError
 from bulltask.transport import redis_errors
 from bulltask.transport.call import Call, command
 
-__all__ = ["Operation", "arun_generator", "atomic", "execute", "run_async", "run_generator", "run_sync", "transaction"]
+__all__ = [
+    "Operation",
+    "arun_generator",
+    "atomic",
+    "execute",
+    "run_async",
+    "run_generator",
+    "run_sync",
+    "run_together",
+    "transaction",
+]
 
 
 R = TypeVar("R")
@@ -28,6 +38,10 @@ Operation = Generator[Sequence[Call[Any]], list[Any], R]
 
 class _Runner(Protocol):
     def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]: ...
+
+
+class _Trier(Protocol):
+    def try_many(self, calls: Sequence[Call[Any]]) -> list[Any]: ...
 
 
 class _AsyncRunner(Protocol):
@@ -43,6 +57,35 @@ def execute(call: Call[R]) -> Operation[R]:
 def run_sync(client: _Runner, operation: Operation[R]) -> R:
     """Run an operation with a sync client or pool; raises a call's error that the operation did not handle."""
     return run_generator(operation, client.run_many)
+
+
+def run_together(client: _Trier, operations: Sequence[Operation[R]]) -> list[R | BulltaskError]:
+    """Run independent operations in the same round trips; the result of one that failed is its error.
+
+    Raises ``BrokerUnavailableError`` if the connection broke; it is unknown which operations were executed.
+    """
+    results: list[Any] = [None] * len(operations)
+    waiting: list[tuple[int, Sequence[Call[Any]]]] = []
+
+    def advance(number: int, reply: list[Any] | None) -> None:
+        operation = operations[number]
+        try:
+            error = next((part for part in reply or () if isinstance(part, BulltaskError)), None)
+            calls = operation.throw(error) if error else next(operation) if reply is None else operation.send(reply)
+            waiting.append((number, calls))
+        except StopIteration as end:
+            results[number] = end.value
+        except BulltaskError as exc:
+            results[number] = exc
+
+    for number in range(len(operations)):
+        advance(number, None)
+    while waiting:
+        asked, waiting = waiting, []
+        replies = iter(client.try_many([call for _, calls in asked for call in calls]))
+        for number, calls in asked:
+            advance(number, [next(replies) for _ in calls])
+    return results
 
 
 async def run_async(client: _AsyncRunner, operation: Operation[R]) -> R:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal, cast
 
+from bulltask.jobs.failure_reasons import error_fingerprint, plain_reason
 from bulltask.lake.tables import FINISHED, MAX_TIME_MS
-from bulltask.spark.lifecycle import STATE_AFTER, error_fingerprint, plain_reason
+from bulltask.spark.lifecycle import STATE_AFTER
 
 __all__ = ["AttemptRow", "JobRow", "JobState", "LifecycleEvent", "Outcome", "lifecycle"]
 

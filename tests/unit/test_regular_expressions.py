@@ -21,12 +21,12 @@ from bulltask.config.urls import SecretUrl, redact_command, redact_text, redact_
 from bulltask.errors import did_you_mean
 from bulltask.events import Bus, JobStalled
 from bulltask.jobs.categories import by_database, by_text
+from bulltask.jobs.failure_reasons import error_fingerprint, plain_reason
 from bulltask.jobs.names import address_of
 from bulltask.lake.formatting import one_line
 from bulltask.lake.report.sections import _csv_cell, markdown_text
 from bulltask.observe.log import LogListener, configure
 from bulltask.registry.results import _rebuild
-from bulltask.spark.lifecycle import error_fingerprint, plain_reason
 from bulltask.transport.redis_errors import acl_hint, tls_mismatch_hint
 
 ROOT = Path(bulltask.__file__).parent

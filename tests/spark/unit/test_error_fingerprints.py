@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.spark.lifecycle import MAX_FINGERPRINT, error_fingerprint, plain_reason
+from bulltask.jobs.failure_reasons import MAX_FINGERPRINT, error_fingerprint, plain_reason
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,411 @@
+"""``bulltask jobs`` and ``bulltask failures``: find jobs by a filter, change all of them, and group failed jobs.
+
+A change has two steps. The first finds the jobs and writes their ids to a temporary file, so that the number is known
+before anything happens, and memory does not grow with it. The second changes exactly these jobs; what has changed in
+the meantime is left alone.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import islice
+from typing import IO, Any, Final
+
+import click
+
+from bulltask.app import App
+from bulltask.cli.app_loader import existing_queue, load_app_or_broker
+from bulltask.cli.job import known_queues
+from bulltask.cli.options import ExitCode, duration_option, json_option, redis_options
+from bulltask.cli.terminal import ago, as_table, echo, in_one_line, print_json, progress_bar, stamp
+from bulltask.jobs.errors import BulltaskError, ConfigError, JobError
+from bulltask.jobs.failure_reasons import error_fingerprint
+from bulltask.lake.formatting import pluralize
+from bulltask.queue import Job, Queue
+from bulltask.queue.fields import ALL_STATES, read_jobs
+from bulltask.queue.search import Action, JobFilter, JobSearch, change, change_states
+from bulltask.transport.operation import run_together
+
+__all__ = ["failures", "jobs"]
+
+_SHOWN: Final = 50
+_SCANNED: Final = 1_000_000
+"""How many jobs of a queue are read by default, if none is changed."""
+
+_PER_ROUND_TRIP: Final = 500
+_MAX_REASON: Final = 80
+_MAX_GROUPS: Final = 10_000
+_MAX_ERRORS: Final = 20
+
+
+@click.command("jobs", short_help="List, retry, promote, remove or revoke a queue's jobs by a filter.")
+@click.argument("queue", metavar="QUEUE")
+@redis_options
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice(ALL_STATES),
+    help="Only jobs in this state; may be repeated (default: all states, or those of the action).",
+)
+@click.option("--task", metavar="NAME", help="Only jobs of this task.")
+@click.option("--error", metavar="TEXT", help="Only jobs whose last attempt failed with a reason that contains TEXT.")
+@click.option("--search", metavar="TEXT", help="Only jobs with TEXT in their id, task, data as stored, or error.")
+@duration_option("--older-than", text="Only jobs that finished, or were added, longer ago: 90, 10s, 15m, 12h or 7d.")
+@duration_option("--newer-than", text="Only jobs that finished, or were added, since then.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Maximum number of jobs (default: 50, or all).")
+@click.option(
+    "--scan",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Maximum number of jobs to read from Redis (default: 1,000,000, or all if they are changed).",
+)
+@click.option("--retry", is_flag=True, help="Move the failed jobs back to waiting; revoked jobs only with --error.")
+@click.option("--promote", is_flag=True, help="Move the delayed jobs to waiting.")
+@click.option("--remove", is_flag=True, help="Remove the jobs and their child jobs; needs --state.")
+@click.option("--revoke", is_flag=True, help="Prevent the jobs from running.")
+@click.option("--terminate", is_flag=True, help="With --revoke: cancel running jobs, too.")
+@click.option("--dry-run", is_flag=True, help="Only count the jobs that would be changed.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@json_option
+@click.pass_context
+def jobs(ctx: click.Context, /, *, queue: str, **options: Any) -> None:
+    """List the jobs of QUEUE, or change all jobs that match: add --retry, --promote, --remove or --revoke.
+
+    Before jobs are changed, they are counted, and you are asked. If you interrupt the command, run it again: jobs that
+    have already been changed no longer match.
+
+    Exit codes: 0 (done), 1 (an error, or interrupted), 2 (invalid usage), 3 (some jobs could not be changed), 4 (there
+    is no such queue).
+    """
+    actions = [action for action in Action if options[action]]
+    if len(actions) > 1:
+        raise click.UsageError(f"choose one of --{actions[0]} and --{actions[1]}")
+    action = actions[0] if actions else None
+    if options["terminate"] and action is not Action.REVOKE:
+        raise click.UsageError("--terminate needs --revoke")
+    if action and not (options["yes"] or options["dry_run"] or sys.stdin.isatty()):
+        raise click.UsageError(f"--{action} asks for confirmation: pass --yes, or --dry-run to count the jobs")
+    app = load_app_or_broker(ctx, options)
+    try:
+        found = existing_queue(app, queue)
+        if action is None:
+            _list(found, options)
+        else:
+            ctx.exit(_Change(app, found, action, options).run())
+    finally:
+        app.close()
+
+
+def _filter(queue: Queue, action: Action | None, options: dict[str, Any]) -> JobFilter:
+    """Return the filter that the options describe, by the server's clock."""
+    queue.wait_until_ready()
+    now_ms = queue.context.now_ms()
+    older, newer = options["older_than"], options["newer_than"]
+    try:
+        states = options["states"] if action is None else change_states(action, options["states"])
+    except ConfigError as exc:
+        raise click.UsageError(f"--{exc}") from exc
+    return JobFilter(
+        states=tuple(states),
+        task=options["task"],
+        error=options["error"],
+        text=options["search"],
+        before_ms=None if older is None else int(now_ms - older * 1000),
+        after_ms=None if newer is None else int(now_ms - newer * 1000),
+        revoked=action is not Action.RETRY or options["error"] is not None,
+    )
+
+
+# ---- listing ---------------------------------------------------------------------------------------------------------
+
+
+def _list(queue: Queue, options: dict[str, Any]) -> None:
+    limit, scan = options["limit"] or _SHOWN, options["scan"] or _SCANNED
+    search = JobSearch(queue.context, _filter(queue, None, options))
+    total = queue.context.run(search.count())
+    found: list[tuple[str, str]] = []
+    is_complete = True
+    with progress_bar(min(total, scan), "Searching") as progress:
+        for page, scanned in _pages(queue, search):
+            found += [(match.id, match.state) for match in page]
+            progress(scanned)
+            if len(found) > limit or search.scanned >= scan:
+                is_complete = len(found) <= limit and search.scanned >= total
+                break
+    found = found[:limit]
+    states = dict(found)
+    shown = [Job(queue.context, stored) for stored in queue.context.run(read_jobs(queue.context, [*states]))]
+    if options["as_json"]:
+        document = [_to_json(job, states[job.id]) for job in shown]
+        print_json(
+            {"queue": queue.name, "jobs": document, "scanned": search.scanned, "total": total, "complete": is_complete}
+        )
+        return
+    if shown:
+        now = datetime.now(UTC)
+        head = ("id", "task", "state", "since", "attempts", "error")
+        echo(as_table(head, [_row(job, states[job.id], now) for job in shown]))
+    more = "" if is_complete else "; there may be more: use a narrower filter, --limit or --scan"
+    counted = pluralize(len(shown), "job")
+    echo(f"{counted}; scanned {search.scanned:,} of {total:,} in these states{more}", err=True)
+
+
+def _pages(queue: Queue, search: JobSearch) -> Iterator[tuple[list[Any], int]]:
+    """Yield the jobs of each page that match, and how many jobs were read for it."""
+    before = 0
+    while (page := queue.context.run(search.next())) is not None:
+        yield page, search.scanned - before
+        before = search.scanned
+
+
+def _state_name(state: str) -> str:
+    return "waiting" if state == "wait" else state
+
+
+def _time(ms: int | None) -> datetime | None:
+    try:
+        return None if not ms else datetime.fromtimestamp(ms / 1000, UTC)
+    except (OverflowError, ValueError, OSError):  # a hash may contain any value
+        return None
+
+
+def _row(job: Job, state: str, now: datetime) -> Sequence[str]:
+    since = _time(job.finished_ms) or _time(job.processed_ms if state == "active" else None) or _time(job.timestamp_ms)
+    return (
+        in_one_line(job.id),
+        in_one_line(job.name),
+        _state_name(state),
+        "-" if since is None else ago(since, now),
+        f"{job.attempts_made}/{max(1, job.attempts)}",
+        in_one_line(job.failed_reason or "", _MAX_REASON),
+    )
+
+
+def _to_json(job: Job, state: str) -> dict[str, Any]:
+    times = {"added_at": job.timestamp_ms, "started_at": job.processed_ms, "finished_at": job.finished_ms}
+    moments = {name: _time(ms) for name, ms in times.items()}
+    return {
+        "id": job.id,
+        "task": job.name,
+        "state": _state_name(state),
+        **{name: None if moment is None else moment.isoformat() for name, moment in moments.items()},
+        "attempts_made": job.attempts_made,
+        "attempts": max(1, job.attempts),
+        "failed_reason": job.failed_reason,
+        "data": job.data if job.data is not None else job.data_text,
+    }
+
+
+# ---- changing --------------------------------------------------------------------------------------------------------
+
+_PAST: Final = {
+    Action.RETRY: "retried",
+    Action.PROMOTE: "promoted",
+    Action.REMOVE: "removed",
+    Action.REVOKE: "revoked",
+}
+
+
+class _Change:
+    """Changes all jobs that match a filter."""
+
+    def __init__(self, app: App, queue: Queue, action: Action, options: dict[str, Any]) -> None:
+        self._app = app
+        self._queue = queue
+        self._action = action
+        self._options = options
+        self._search = JobSearch(queue.context, _filter(queue, action, options), asc=True)
+        self._matched = 0
+        self._done = 0
+        self._reasons: Counter[str] = Counter()
+        self._errors: list[dict[str, str]] = []
+
+    def run(self) -> ExitCode:
+        """Find the jobs, ask, change them, and report; return the exit code."""
+        is_dry = self._options["dry_run"]
+        with tempfile.TemporaryFile("w+", encoding="ascii", prefix="bulltask-jobs-") as ids:
+            self._find(ids)
+            counted = f"{pluralize(self._matched, 'job')} of queue {in_one_line(self._queue.name)}"
+            if not (is_dry or self._options["yes"] or not self._matched):
+                click.confirm(f"{self._action.capitalize()} {counted}?", abort=True, err=True)
+            ids.seek(0)
+            try:
+                if not is_dry:
+                    self._change_all(ids)
+            except KeyboardInterrupt:
+                self._report(is_dry=False, note="Interrupted. Run the same command again to continue.")
+                raise
+        self._report(is_dry=is_dry)
+        return ExitCode.PENDING if self._reasons else ExitCode.DONE
+
+    def _find(self, ids: IO[str]) -> None:
+        """Write the id and state of each job that matches to a file."""
+        limit, scan = self._options["limit"], self._options["scan"]
+        with progress_bar(self._queue.context.run(self._search.count()), "Searching") as progress:
+            for page, scanned in _pages(self._queue, self._search):
+                matches = page if limit is None else page[: limit - self._matched]
+                ids.writelines(f"{json.dumps((match.id, match.state))}\n" for match in matches)
+                self._matched += len(matches)
+                progress(scanned)
+                if self._matched == limit or (scan is not None and self._search.scanned >= scan):
+                    break
+
+    def _change_all(self, ids: IO[str]) -> None:
+        context, terminate = self._queue.context, self._options["terminate"]
+        with context.broker.pool.client() as client, progress_bar(self._matched, _PAST[self._action]) as progress:
+            client.connect()
+            while lines := list(islice(ids, _PER_ROUND_TRIP)):
+                jobs: list[tuple[str, str]] = [json.loads(line) for line in lines]
+                changes = [change(context, self._action, *job, terminate=terminate) for job in jobs]
+                for (job_id, _), error in zip(jobs, run_together(client, changes), strict=True):
+                    if error is None:
+                        self._done += 1
+                    else:
+                        self._failed(job_id, error)
+                progress(len(jobs))
+
+    def _failed(self, job_id: str, error: BulltaskError) -> None:
+        if not isinstance(error, JobError):
+            raise error  # the server's, and not the job's
+        reason = (type(error).__doc__ or "").strip().splitlines()[0]
+        self._reasons[reason] += 1
+        if len(self._errors) < _MAX_ERRORS:
+            self._errors.append({"id": job_id, "error": str(error)})
+
+    def _report(self, *, is_dry: bool, note: str = "") -> None:
+        if self._options["as_json"]:
+            counts = {"matched": self._matched, "done": self._done, "failed": self._reasons.total()}
+            head = {"queue": self._queue.name, "action": str(self._action), "dry_run": is_dry}
+            print_json({**head, "scanned": self._search.scanned, **counts, "errors": self._errors})
+            return
+        scanned = f"scanned {pluralize(self._search.scanned, 'job')}"
+        if is_dry:
+            echo(f"{pluralize(self._matched, 'job')} would be {_PAST[self._action]}; {scanned}. Nothing was changed.")
+            return
+        echo(f"{self._done:,} of {pluralize(self._matched, 'job')} {_PAST[self._action]}; {scanned}")
+        for reason, number in self._reasons.most_common():
+            echo(f"{number:,} not {_PAST[self._action]}: {reason}", err=True)
+        for error in self._errors[:3]:
+            echo(f"  {in_one_line(error['error'])}", err=True)
+        if note:
+            echo(note, err=True)
+
+
+# ---- failures --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Group:
+    """Failed jobs of one task with one fingerprint; the example is the newest job."""
+
+    queue: str
+    task: str
+    error: str
+    example: str
+    example_error: str
+    last_ms: int
+    first_ms: int
+    count: int = field(default=0)
+
+    def to_json(self) -> dict[str, Any]:
+        first, last = _time(self.first_ms), _time(self.last_ms)
+        return {
+            "queue": self.queue,
+            "task": self.task,
+            "error": self.error,
+            "count": self.count,
+            "first": first and first.isoformat(),
+            "last": last and last.isoformat(),
+            "example": {"id": self.example, "error": self.example_error},
+        }
+
+
+@click.command("failures", short_help="Group failed jobs by task and error.")
+@click.argument("queues", metavar="[QUEUE]...", nargs=-1)
+@redis_options
+@duration_option("--since", text="Only jobs that failed since then: 90, 10s, 15m, 12h or 7d (default: all).")
+@click.option("--task", metavar="NAME", help="Only jobs of this task.")
+@click.option("--error", metavar="TEXT", help="Only jobs that failed with a reason that contains TEXT.")
+@click.option("--limit", type=click.IntRange(min=1), default=_SHOWN, metavar="N", help="Groups to show (default: 50).")
+@click.option(
+    "--scan",
+    type=click.IntRange(min=1),
+    default=_SCANNED,
+    metavar="N",
+    help="Maximum number of failed jobs to read from each queue (default: 1,000,000).",
+)
+@json_option
+@click.pass_context
+def failures(ctx: click.Context, /, *, queues: tuple[str, ...], **options: Any) -> None:
+    """Group the failed jobs in QUEUEs, by default of all queues, by task and error, most frequent first.
+
+    Quoted text and numbers in errors are replaced by #. Failed jobs that Redis no longer has are not counted: see
+    'bulltask pipeline report'.
+
+    Exit codes: 0 (done), 1 (an error), 4 (there is no such queue).
+    """
+    app = load_app_or_broker(ctx, options)
+    try:
+        names = [existing_queue(app, name).name for name in queues] or known_queues(app)
+        groups, scanned, total = group_failures(app, names, options)
+    finally:
+        app.close()
+    found = sum(group.count for group in groups)
+    if options["as_json"]:
+        document = [group.to_json() for group in groups[: options["limit"]]]
+        print_json({"failures": document, "groups": len(groups), "jobs": found, "scanned": scanned, "total": total})
+        return
+    if groups:
+        head = ("count", "queue", "task", "first (UTC)", "last (UTC)", "error", "example")
+        echo(as_table(head, [_group_row(group) for group in groups[: options["limit"]]]))
+    counted = f"{pluralize(found, 'failed job')} in {pluralize(len(groups), 'group')}"
+    echo(f"{counted}; scanned {scanned:,} of {total:,}, in {pluralize(len(names), 'queue')}", err=True)
+
+
+def group_failures(app: App, names: Sequence[str], options: dict[str, Any]) -> tuple[list[_Group], int, int]:
+    """Return the groups, most frequent first, how many jobs were read, and how many there are."""
+    groups: dict[tuple[str, str, str], _Group] = {}
+    all_scanned = all_failed = 0
+    for name in names:
+        queue = app.queue(name)
+        queue.wait_until_ready()
+        since = options["since"]
+        after_ms = None if since is None else int(queue.context.now_ms() - since * 1000)
+        wanted = JobFilter(states=("failed",), task=options["task"], error=options["error"], after_ms=after_ms)
+        search = JobSearch(queue.context, wanted, more=("name", "failedReason", "finishedOn"))
+        total = queue.context.run(search.count())
+        with progress_bar(min(total, options["scan"]), in_one_line(name)) as progress:
+            for page, scanned in _pages(queue, search):
+                for match in page:
+                    _add(groups, name, match)
+                progress(scanned)
+                if search.scanned >= options["scan"]:
+                    break
+        all_scanned, all_failed = all_scanned + search.scanned, all_failed + total
+    return sorted(groups.values(), key=lambda group: (-group.count, -group.last_ms)), all_scanned, all_failed
+
+
+def _add(groups: dict[tuple[str, str, str], _Group], queue: str, match: Any) -> None:
+    reason = match.reason
+    key = (queue, match.name, error_fingerprint(reason) or "")
+    if key not in groups and len(groups) >= _MAX_GROUPS:
+        key = (queue, "(others)", "(others)")
+    group = groups.get(key)
+    if group is None:
+        since_ms = match.since_ms
+        group = groups[key] = _Group(*key, match.id, reason, since_ms, since_ms)
+    group.count += 1
+    group.first_ms, group.last_ms = min(group.first_ms, match.since_ms), max(group.last_ms, match.since_ms)
+
+
+def _group_row(group: _Group) -> Sequence[str]:
+    first, last = (stamp(_time(ms)).partition(".")[0] for ms in (group.first_ms, group.last_ms))
+    names = map(in_one_line, (group.queue, group.task))
+    return (f"{group.count:,}", *names, first, last, in_one_line(group.error, _MAX_REASON), in_one_line(group.example))

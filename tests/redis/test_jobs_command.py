@@ -1,0 +1,215 @@
+"""``bulltask jobs`` lists and changes jobs by a filter, and ``bulltask failures`` groups failed jobs."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from redis import Redis
+
+from bulltask import App
+from bulltask.cli.main import main
+from bulltask.queue import FlowJob, FlowProducer
+from tests.support.command_output import json_of
+
+pytestmark = pytest.mark.redis
+
+Bulltask = Callable[..., Result]
+
+
+@pytest.fixture
+def bulltask(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> Bulltask:
+    """Run ``bulltask -b URL …``."""
+    for name in ("BULLTASK_APP", "BULLTASK_BROKER_URL"):
+        monkeypatch.delenv(name, raising=False)
+    return lambda *args: CliRunner().invoke(main, ["-b", broker_url, *map(str, args)])
+
+
+def add_failed(app: App, errors: dict[str, str], queue: str = "mail") -> list[str]:
+    """Add a job for each task and error, which fails at once; return their ids."""
+    ids = []
+    for task, error in errors.items():
+        job = app.queue(queue).add(task.partition("#")[0], {"to": f"{task}@example.org"}, attempts=1)
+        acquired = app.queue(queue).get_next_job("token")
+        assert acquired is not None
+        acquired.move_to_failed(ConnectionError(error))
+        ids.append(job.id)
+    return ids
+
+
+FAILED = {"send#1": "host 17 refused", "send#2": "host 18 refused", "report": "no paper"}
+
+
+def ids_of(result: Result) -> list[str]:
+    return [job["id"] for job in json_of(result, "jobs")["jobs"]]
+
+
+def test_jobs_are_found_by_state_task_error_and_text(app: App, bulltask: Bulltask) -> None:
+    first, second, third = add_failed(app, FAILED)
+    waiting = app.queue("mail").add("send", {"to": "ada"}).id
+    assert set(ids_of(bulltask("jobs", "mail", "--json"))) == {first, second, third, waiting}
+    assert ids_of(bulltask("jobs", "mail", "--json", "--state", "failed")) == [third, second, first]
+    assert ids_of(bulltask("jobs", "mail", "--json", "--task", "report")) == [third]
+    assert ids_of(bulltask("jobs", "mail", "--json", "--error", "HOST 18")) == [second]
+    assert ids_of(bulltask("jobs", "mail", "--json", "--search", "send#1@EXAMPLE")) == [first]
+    assert ids_of(bulltask("jobs", "mail", "--json", "--search", third)) == [third]
+    assert ids_of(bulltask("jobs", "mail", "--json", "--state", "waiting", "--state", "delayed")) == [waiting]
+    assert ids_of(bulltask("jobs", "mail", "--json", "--older-than", "1h")) == []
+    assert set(ids_of(bulltask("jobs", "mail", "--json", "--newer-than", "1h"))) == {first, second, third, waiting}
+
+
+def test_the_list_says_how_many_jobs_were_read(app: App, bulltask: Bulltask) -> None:
+    add_failed(app, FAILED)
+    shown = bulltask("jobs", "mail", "--state", "failed", "--limit", 2)
+    assert shown.exit_code == 0
+    assert [line.split()[1] for line in shown.stdout.splitlines()] == ["task", "report", "send"]
+    assert "2 jobs; scanned 3 of 3 in these states; there may be more" in shown.stderr
+    document = json_of(bulltask("jobs", "mail", "--json", "--scan", 1, "--task", "x"), "jobs")
+    assert (document["total"], document["complete"]) == (3, True)
+
+
+def test_names_from_redis_do_not_reach_the_terminal_unescaped(
+    app: App, bulltask: Bulltask, redis_client: Redis
+) -> None:
+    (job_id,) = add_failed(app, {"name": "an \x1b[31merror"})
+    redis_client.hset(app.queue("mail").context.keys.job(job_id), "name", "\x1b[2Jname")
+    for command in (("jobs", "mail"), ("failures", "mail"), ("jobs", "mail", "--json"), ("failures", "--json")):
+        shown = bulltask(*command)
+        assert (shown.exit_code, "\x1b" in shown.output) == (0, False)
+
+
+@pytest.mark.parametrize("args", [("jobs", "mial"), ("failures", "mial")])
+def test_a_queue_that_does_not_exist_is_not_an_empty_queue(app: App, bulltask: Bulltask, args: tuple[str, ...]) -> None:
+    add_failed(app, FAILED)
+    missing = bulltask(*args)
+    assert (missing.exit_code, "no queue '{mial}'" in missing.stderr) == (4, True)
+    other = bulltask(args[0], "mail", "--no-queue-hash-tag")
+    assert other.exit_code == 4
+    assert "'{mail}' exists: use --queue-hash-tag" in other.stderr
+
+
+def test_a_dry_run_counts_and_changes_nothing(app: App, bulltask: Bulltask) -> None:
+    add_failed(app, FAILED)
+    dry = bulltask("jobs", "mail", "--state", "failed", "--task", "send", "--retry", "--dry-run")
+    assert (dry.exit_code, dry.output) == (0, "2 jobs would be retried; scanned 3 jobs. Nothing was changed.\n")
+    assert app.queue("mail").get_failed_count() == 3
+    refused = bulltask("jobs", "mail", "--retry")
+    assert (refused.exit_code, "pass --yes" in refused.stderr) == (2, True)
+
+
+def test_only_the_jobs_that_match_the_filter_are_retried(app: App, bulltask: Bulltask) -> None:
+    add_failed(app, FAILED)
+    done = bulltask("jobs", "mail", "--error", "refused", "--retry", "--yes", "--json")
+    assert done.exit_code == 0
+    document = json_of(done, "jobs")
+    assert (document["matched"], document["done"], document["failed"]) == (2, 2, 0)
+    queue = app.queue("mail")
+    assert ([job.name for job in queue.get_failed()], queue.get_waiting_count()) == (["report"], 2)
+
+
+def test_revoked_jobs_stay_failed_unless_the_filter_names_their_error(app: App, bulltask: Bulltask) -> None:
+    queue = app.queue("mail")
+    queue.revoke(queue.add("send").id)
+    assert "0 of 0 jobs retried" in bulltask("jobs", "mail", "--retry", "--yes").output
+    assert "1 of 1 job retried" in bulltask("jobs", "mail", "--retry", "--error", "revoked", "--yes").output
+
+
+def test_delayed_jobs_are_promoted_and_waiting_ones_revoked_or_removed(app: App, bulltask: Bulltask) -> None:
+    queue = app.queue("mail")
+    for delay in (0, 3600):
+        queue.add_bulk([{"name": "send", "options": {"delay": delay}}] * 3)
+    assert "1 of 1 job promoted" in bulltask("jobs", "mail", "--promote", "--limit", 1, "--yes").output
+    assert queue.get_job_counts("waiting", "delayed") == {"waiting": 4, "paused": 0, "delayed": 2}
+    removed = bulltask("jobs", "mail", "--state", "waiting", "--limit", 1, "--remove", "--yes")
+    assert "1 of 1 job removed" in removed.output
+    assert "5 of 5 jobs revoked" in bulltask("jobs", "mail", "--revoke", "--yes").output
+    assert queue.get_job_counts("waiting", "delayed", "failed") == {
+        "waiting": 0,
+        "paused": 0,
+        "delayed": 0,
+        "failed": 5,
+    }
+    unsafe = bulltask("jobs", "mail", "--remove", "--yes")
+    assert (unsafe.exit_code, "--remove needs a state" in unsafe.stderr) == (2, True)
+
+
+def test_jobs_that_cannot_be_changed_are_named_and_the_others_are_changed(app: App, bulltask: Bulltask) -> None:
+    queue = app.queue("mail")
+    running = queue.add("send")
+    queue.get_next_job("token")
+    queue.add("send")
+    done = bulltask("jobs", "mail", "--revoke", "--yes")
+    assert done.exit_code == 3
+    assert "1 of 2 jobs revoked" in done.stdout
+    assert running.id in done.stderr
+    assert "use --terminate" in done.stderr
+    assert bulltask("jobs", "mail", "--state", "active", "--revoke", "--terminate", "--yes").exit_code == 0
+
+
+def test_a_retried_child_job_is_awaited_by_its_parent_again(app: App, broker_url: str, bulltask: Bulltask) -> None:
+    queue = app.queue("mail")
+    with FlowProducer(broker_url) as producer:
+        flow = producer.add(FlowJob("parent", queue="mail", children=[FlowJob("child", queue="mail")]))
+        parent_id = flow.job.id
+    child = queue.get_next_job("token")
+    assert child is not None
+    child.discard()
+    child.move_to_failed("no")
+    assert "1 of 1 job retried" in bulltask("jobs", "mail", "--retry", "--yes").output
+    parent = queue.get_job(parent_id)
+    assert parent is not None
+    assert parent.get_dependencies().unprocessed == (child.key,)
+
+
+def test_on_a_terminal_the_command_asks_first_and_shows_its_progress(app: App, broker_url: str) -> None:
+    add_failed(app, FAILED)
+
+    def run(answer: bytes) -> tuple[int, str]:
+        controller, terminal = pty.openpty()
+        args = [sys.executable, "-m", "bulltask", "-b", broker_url, "jobs", "mail", "--retry"]
+        with subprocess.Popen(args, stdin=terminal, stdout=terminal, stderr=terminal) as process:
+            os.close(terminal)
+            output = b""
+            while chunk := _read(controller):
+                output += chunk
+                if output.endswith(b"[y/N]: "):
+                    os.write(controller, answer)
+        os.close(controller)
+        return process.returncode, output.decode()
+
+    code, output = run(b"n\n")
+    assert (code, "Retry 3 jobs of queue mail?" in output, "Aborted" in output) == (1, True, True)
+    assert app.queue("mail").get_failed_count() == 3
+    code, output = run(b"y\n")
+    assert (code, "3 of 3 jobs retried" in output) == (0, True)
+    assert re.search(r"retried.*3/3", output)
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:  # the process has ended
+        return b""
+
+
+def test_failures_are_grouped_by_queue_task_and_error(app: App, bulltask: Bulltask) -> None:
+    ids = add_failed(app, FAILED)
+    add_failed(app, {"send": "host 3 refused"}, "other")
+    document: Any = json_of(bulltask("failures", "--json"), "failures")
+    groups = {(group["queue"], group["task"], group["error"]): group for group in document["failures"]}
+    assert {key: group["count"] for key, group in groups.items()} == {
+        ("mail", "send", "host # refused"): 2,
+        ("mail", "report", "no paper"): 1,
+        ("other", "send", "host # refused"): 1,
+    }
+    assert groups["mail", "send", "host # refused"]["example"] == {"id": ids[1], "error": "host 18 refused"}
+    table = bulltask("failures", "mail", "--task", "send").stdout.splitlines()
+    assert re.fullmatch(rf" +2 +mail +send .* host # refused +{ids[1]}", table[1])
+    assert json_of(bulltask("failures", "mail", "--since", "1h", "--json"), "failures")["jobs"] == 3
