@@ -37,6 +37,7 @@ COMMANDS: Final = {
     "tasks": "bulltask.cli.tasks:tasks",
     "why": "bulltask.cli.why:why",
     "worker": "bulltask.cli.worker:worker",
+    "workers": "bulltask.cli.workers:workers",
 }
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from bulltask.queue.sync.flow import FlowProducer
     from bulltask.queue.sync.job import Job
     from bulltask.queue.sync.queue import Queue
+    from bulltask.transport.workers import WorkerChild, WorkerJob, WorkerState
 
 __all__ = [
     "AddOptions",
@@ -35,6 +36,9 @@ __all__ = [
     "QueueEvents",
     "QueueSummary",
     "Revocation",
+    "WorkerChild",
+    "WorkerJob",
+    "WorkerState",
 ]
 
 _MODULES: Final = {
@@ -52,6 +56,9 @@ _MODULES: Final = {
     "QueueEvents": "bulltask.queue.sync.events",
     "QueueSummary": "bulltask.queue.fields",
     "Revocation": "bulltask.jobs.names",
+    "WorkerChild": "bulltask.transport.workers",
+    "WorkerJob": "bulltask.transport.workers",
+    "WorkerState": "bulltask.transport.workers",
 }
 """The module of each public name."""
 

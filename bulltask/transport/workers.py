@@ -209,39 +209,35 @@ def read_workers(queues: Sequence[QueueKeys], now_ms: int) -> Operation[list[dic
     short if the worker's home queue cannot be read, for example because this is not permitted. A worker without a state
     in its home queue has died.
     """
-    calls = [_live_ids(keys, now_ms) for keys in queues]
-    ids: list[list[str]] = yield calls
-    pairs = [(keys, worker_id) for keys, found in zip(queues, ids, strict=True) for worker_id in found]
-    if not pairs:
+    ids: list[list[str]] = yield [_live_ids(keys, now_ms) for keys in queues]
+    first = {worker_id: keys for keys, found in zip(queues, ids, strict=True) for worker_id in found}
+    if not first:
         return [{} for _ in queues]
-    states: list[WorkerState | None] = yield [_read_state(keys, worker_id) for keys, worker_id in pairs]
+    read: list[WorkerState | None] = yield [_read_state(keys, worker_id) for worker_id, keys in first.items()]
+    states = dict(zip(first, read, strict=True))
     homes = {
-        state.id: (QueueKeys(keys.prefix, state.home), state)
-        for (keys, _), state in zip(pairs, states, strict=True)
+        state.id: QueueKeys(first[state.id].prefix, state.home)
+        for state in states.values()
         if state is not None and state.is_short
     }
-    whole = yield from _read_homes(homes)
-    workers: dict[str, dict[str, WorkerState | None]] = {keys.base: {} for keys in queues}
-    for (keys, worker_id), state in zip(pairs, states, strict=True):
-        current = whole.get(worker_id, state)
-        if worker_id not in whole or current is not None:
-            workers[keys.base][worker_id] = current
-    return [workers[keys.base] for keys in queues]
+    whole = (yield from _read_homes(homes)) if homes else {}
+    dead = {worker_id for worker_id, state in whole.items() if state is None}
+    states |= whole
+    return [{worker_id: states[worker_id] for worker_id in found if worker_id not in dead} for found in ids]
 
 
-def _read_homes(homes: Mapping[str, tuple[QueueKeys, WorkerState]]) -> Operation[dict[str, WorkerState | None]]:
+def _read_homes(homes: Mapping[str, QueueKeys]) -> Operation[dict[str, WorkerState | None]]:
     """Return the states in the home queues; ``None`` for workers that have died, nothing for those that are unknown."""
-    calls = {worker_id: _read_state(keys, worker_id) for worker_id, (keys, _) in homes.items()}
     try:
-        results = yield list(calls.values())
+        read = yield [_read_state(keys, worker_id) for worker_id, keys in homes.items()]
     except BrokerError:
         if len(homes) == 1:
             return {}
         found: dict[str, WorkerState | None] = {}
-        for worker_id, home in homes.items():  # one by one: only some may be forbidden, or on another node
-            found |= yield from _read_homes({worker_id: home})
+        for worker_id, keys in homes.items():  # one by one: only some may be forbidden, or on another node
+            found |= yield from _read_homes({worker_id: keys})
         return found
-    return dict(zip(calls, results, strict=True))
+    return dict(zip(homes, read, strict=True))
 
 
 def _live_ids(keys: QueueKeys, now_ms: int) -> Call[list[str]]:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import re
 import signal
 import time
 from collections.abc import Callable
 
 import pytest
+from click.testing import CliRunner
 
+from bulltask.cli.main import main
+from bulltask.cli.options import ExitCode
+from bulltask.queue import AsyncQueue
 from bulltask.testing.worker import wait_until
 from bulltask.transport.operation import run_sync
 from bulltask.transport.workers import WorkerState, read_workers, scan_registry
+from tests.support.command_output import json_of
 from tests.support.machine_load import scale_to_load
 from tests.support.worker import Worker
 from tests.support.worker_harness import WorkerHarness
@@ -132,3 +140,41 @@ def test_a_worker_registers_its_queues(harness: WorkerHarness) -> None:
         wait_until(
             lambda: {"{default}", "{other}"} <= set(client.run(scan_registry("bull", "0"))[1]), 60.0, "the registry"
         )
+
+
+def test_the_workers_command_shows_what_each_child_runs_and_workers_that_do_not_report(harness: WorkerHarness) -> None:
+    command = ["workers", "-b", harness.url]
+    assert CliRunner().invoke(main, command).exit_code == ExitCode.NO_ANSWER
+    job = harness.hold()
+    worker = harness.worker(options=["-Q", "default,other"])
+    wait_for(harness, worker, lambda state: any(child.jobs for child in state.children), within_s=10)
+    name = f"bull:{base64.b64encode(b'videos').decode()}"
+    harness.redis.client_setname(f"{name}:w:node-1")
+
+    shown = CliRunner().invoke(main, command)
+    assert shown.exit_code == 0, shown.output
+    assert re.search(
+        rf"^  2 children, 1 of 2 slots busy$.*\b{worker.children[0]} +\d+ MiB", shown.output, re.MULTILINE | re.DOTALL
+    )
+    assert re.search(rf"  hold {job.id} in default, \d+\.\d+ s$", shown.output, re.MULTILINE)
+    assert re.search(r"^node-1 +videos +127", shown.output, re.MULTILINE)
+
+    document = json_of(CliRunner().invoke(main, [*command, "--json"]), "workers")
+    (found,) = document["workers"]
+    assert (found["pid"], found["state"], found["queues"]) == (worker.pid, "run", ["default", "other"])
+    assert {child["pid"] for child in found["children"]} == set(worker.children)
+    assert [item["task"] for child in found["children"] for item in child["jobs"]] == ["hold"]
+    assert [other["name"] for other in document["others"]] == ["node-1"]
+    other_queue = json_of(CliRunner().invoke(main, [*command, "-Q", "other", "--json"]), "workers")
+    assert [found["pid"] for found in other_queue["workers"]] == [worker.pid]
+    assert other_queue["others"] == []
+
+    assert set(harness.app.queue("other").get_worker_states()) == {found["id"]}
+    assert set(asyncio.run(states_of_an_async_queue(harness))) == {found["id"]}
+    harness.open_gate()
+
+
+async def states_of_an_async_queue(harness: WorkerHarness) -> dict[str, WorkerState | None]:
+    """Return what the asyncio form of the method returns."""
+    async with AsyncQueue("default", harness.url) as queue:
+        return await queue.get_worker_states()

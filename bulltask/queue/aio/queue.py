@@ -31,6 +31,7 @@ from bulltask.queue.reasons import Explanation, explain_job, explain_queue, unre
 from bulltask.transport.call import command, text
 from bulltask.transport.scripts import queue as scripts
 from bulltask.transport.scripts.job import add_log, get_state, read_job, remove_job, update_progress
+from bulltask.transport.workers import WorkerState, read_workers
 
 __all__ = ["AsyncQueue"]
 
@@ -345,6 +346,16 @@ class AsyncQueue(QueueBase):
     async def get_workers(self) -> list[ClientInfo]:
         """Return the connected workers, in Python and Node; one entry per connection."""
         return await self._context.arun(read.get_clients(self._context, events=False))
+
+    async def get_worker_states(self) -> dict[str, WorkerState | None]:
+        """Return what this queue's workers report about themselves, by their ids: children, jobs, memory, limits.
+
+        Unlike :meth:`get_workers`, it has only workers of bulltask, and a worker that has died is gone after 15 s. A
+        state is ``None`` if the worker is alive, but its state is missing.
+        """
+        await self._context.aconnect()
+        states = await self._context.arun(read_workers([self._context.keys], self._context.now_ms()))
+        return states[0]
 
     async def get_workers_count(self) -> int:
         """Count the connected workers."""

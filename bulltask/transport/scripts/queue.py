@@ -81,6 +81,7 @@ __all__ = [
     "obliterate",
     "page_after",
     "page_of",
+    "queue_of_connection",
     "read_hash",
     "read_iteration",
     "read_label",
@@ -393,23 +394,27 @@ def scan_queues(prefix: str, cursor: str) -> Call[tuple[str, list[str]]]:
 
 def worker_queues(prefix: str) -> Call[set[str]]:
     """List the queues that connected workers process, by BullMQ's names, which are in the connections' names."""
-    start = f"{prefix}:"
 
     def parse_reply(reply: Any) -> set[str]:
         words = (word for line in text(reply).splitlines() for word in line.split(" "))
         names = (word.removeprefix("name=") for word in words if word.startswith("name="))
-        queues = {_decode_queue(name.removeprefix(start).partition(":")[0]) for name in names if name.startswith(start)}
-        return queues - {""}
+        return {queue_of_connection(name, prefix)[0] for name in names} - {""}
 
     return AllNodesCall(command("CLIENT", "LIST", parse_reply=parse_reply), lambda parts: set().union(*parts))
 
 
-def _decode_queue(name: str) -> str:
-    """Return a queue's name from a connection's name; ``""`` if it is another client's."""
+def queue_of_connection(name: str, prefix: str) -> tuple[str, str]:
+    """Return the queue (its name in BullMQ) of a connection by its name, and what follows in it: ``w:web-1``, ``qe``.
+
+    The queue is ``""`` if the connection is another client's.
+    """
+    encoded, _, kind = name.removeprefix(f"{prefix}:").partition(":")
+    if not name.startswith(f"{prefix}:"):
+        return "", ""
     try:
-        return base64.b64decode(name, validate=True).decode()
+        return base64.b64decode(encoded, validate=True).decode(), kind
     except (binascii.Error, UnicodeDecodeError):
-        return ""
+        return "", ""
 
 
 CHECK_MS: Final = 60_000

@@ -1,0 +1,225 @@
+"""``bulltask workers``: which workers there are, and what each of their children runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import click
+
+from bulltask.app import App
+from bulltask.cli.app_loader import load_app_or_broker
+from bulltask.cli.options import ExitCode, json_option, redis_options
+from bulltask.cli.terminal import as_table, duration_text, echo, in_one_line, print_json
+from bulltask.jobs import codec
+from bulltask.jobs.names import name_in_app
+from bulltask.queue.overview import ConnectedWorker, Fleet, find_queues, read_fleet
+from bulltask.transport.call import Call, QueueKeys, SyncClient, command
+from bulltask.transport.workers import WorkerChild, WorkerJob, WorkerState
+
+__all__ = ["workers"]
+
+_SHOWN_JOBS: Final = 5
+_Names = Mapping[tuple[str, str], str]
+
+
+@click.command("workers", short_help="List the workers, and what they run.")
+@redis_options
+@click.option("-Q", "--queues", help="Only workers of these queues (separated by commas; default: all of the server).")
+@json_option
+@click.pass_context
+def workers(ctx: click.Context, /, *, queues: str | None, **options: Any) -> None:
+    """List the workers with their queues, children, memory and running jobs.
+
+    Workers write their state to Redis every five seconds, and when it changes. Those of Node.js, and of older versions
+    of bulltask, do not: they are listed by their connections.
+
+    Exit codes: 0 (there are workers), 1 (an error), 69 (there are none).
+    """
+    app = load_app_or_broker(ctx, options)
+    try:
+        with app._broker.pool.client() as client:
+            client.connect()
+            keys = _queues(app, client, queues)
+            now_ms = app._broker.clock.now_ms()
+            fleet = read_fleet(client, keys, now_ms)
+            tasks = _task_names(client, app, fleet)
+    finally:
+        app.close()
+    if options["as_json"]:
+        print_json(_to_json(app, fleet, tasks, now_ms))
+    else:
+        echo("\n\n".join(_page(app, fleet, tasks, now_ms)))
+    if not fleet.states and not fleet.others:
+        ctx.exit(ExitCode.NO_ANSWER)
+
+
+def _queues(app: App, client: SyncClient, given: str | None) -> list[QueueKeys]:
+    if given is not None:
+        return [app._broker.keys(queue.strip()) for queue in given.split(",")]
+    config = app._config
+    own = {app._broker.keys(config.default_queue).name}
+    names = find_queues(
+        client, config.prefix, own, max_pages=0
+    ).names  # queues with workers are registered or connected
+    return [QueueKeys(config.prefix, name, name_in_app(name, hash_tag=config.queue_hash_tag)) for name in names]
+
+
+def _task_names(client: SyncClient, app: App, fleet: Fleet) -> _Names:
+    """Return the tasks of the running jobs, by queue and id."""
+    jobs = {
+        (job.queue, job.id)
+        for state in fleet.states.values()
+        if state is not None
+        for child in state.children
+        for job in child.jobs
+        if job.id
+    }
+    calls: list[Call[bytes | None]] = [
+        command("HGET", app._broker.keys(queue).job(job_id), "name") for queue, job_id in jobs
+    ]
+    names = client.run_many(calls) if calls else []
+    return {job: codec.decode_text(name) for job, name in zip(jobs, names, strict=True) if name is not None}
+
+
+def _page(app: App, fleet: Fleet, tasks: _Names, now_ms: int) -> Iterator[str]:
+    for worker_id, state in sorted(fleet.states.items()):
+        if state is None or state.is_short:
+            why = "its state is missing" if state is None else "its state is in a queue that cannot be read"
+            yield f"{in_one_line(worker_id)}  unknown: {why}"
+        else:
+            yield "\n".join(_worker(state, tasks, now_ms))
+    others = fleet.others or ()
+    if others:
+        hash_tag = app._config.queue_hash_tag
+        rows = [
+            (
+                worker.name or "(no name)",
+                name_in_app(worker.queue, hash_tag=hash_tag),
+                worker.address,
+                f"{worker.age_s} s",
+            )
+            for worker in sorted(others, key=lambda worker: (worker.queue, worker.name, worker.address))
+        ]
+        table = as_table(("name", "queue", "address", "connected for"), rows)
+        yield f"Workers that do not report their state (Node.js, or older versions of bulltask):\n{table}"
+    if not fleet.states and not others:
+        yield "No workers."
+    if fleet.others is None:
+        yield "Workers that do not report their state are unknown: CLIENT LIST is not permitted."
+
+
+def _worker(state: WorkerState, tasks: _Names, now_ms: int) -> Iterator[str]:
+    up = duration_text((now_ms - state.started_ms) / 1000)
+    permits = "" if state.permits is None else f", may start {state.permits} more jobs"
+    yield in_one_line(f"{state.id}  {state.state}{permits}")
+    yield in_one_line(
+        f"  app {state.app}, queues {', '.join(state.queues)}; bulltask {state.version}, Python {state.python}, "
+        f"pid {state.pid} on {state.host}, up {up}"
+    )
+    missing = "" if len(state.children) == state.concurrency else f" of {state.concurrency}"
+    yield f"  {len(state.children)}{missing} children, {state.busy} of {state.slots} slots busy"
+    rows = [
+        (str(child.pid), _memory(child.rss_kib), child.state, _jobs(child, tasks, now_ms)) for child in state.children
+    ]
+    if rows:
+        yield from (f"    {line}" for line in as_table(("pid", "memory", "state", "runs"), rows).splitlines())
+    if state.jobs_left_out:
+        yield f"    {state.jobs_left_out} further jobs"
+
+
+def _jobs(child: WorkerChild, tasks: _Names, now_ms: int) -> str:
+    shown = [_job(job, tasks, now_ms) for job in child.jobs[:_SHOWN_JOBS]]
+    more = len(child.jobs) - len(shown)
+    return "; ".join([*shown, *([f"{more} more"] if more else [])]) or "-"
+
+
+def _job(job: WorkerJob, tasks: _Names, now_ms: int) -> str:
+    state = "" if job.state == "active" else f", {job.state}"
+    name = tasks.get((job.queue, job.id), "?")
+    return in_one_line(f"{name} {job.id or '(id unknown)'} in {job.queue}{state}, {_age(job, now_ms)}")
+
+
+def _age(job: WorkerJob, now_ms: int) -> str:
+    return duration_text(max(0, now_ms - job.since_ms) / 1000)
+
+
+def _memory(rss_kib: int | None) -> str:
+    return "unknown" if rss_kib is None else f"{rss_kib / 1024:.0f} MiB"
+
+
+def _to_json(app: App, fleet: Fleet, tasks: _Names, now_ms: int) -> dict[str, Any]:
+    hash_tag = app._config.queue_hash_tag
+    return {
+        "at": _iso(now_ms),
+        "workers": [
+            _worker_json(
+                worker_id, state, [name_in_app(name, hash_tag=hash_tag) for name in fleet.queues_of[worker_id]], tasks
+            )
+            for worker_id, state in sorted(fleet.states.items())
+        ],
+        "others": None if fleet.others is None else [_other_json(worker, hash_tag) for worker in fleet.others],
+    }
+
+
+def _worker_json(worker_id: str, state: WorkerState | None, queues: Sequence[str], tasks: _Names) -> dict[str, Any]:
+    if state is None or state.is_short:
+        return {"id": worker_id, "state": "unknown", "queues": list(queues)}
+    return {
+        "id": worker_id,
+        "state": state.state,
+        "queues": list(state.queues),
+        "host": state.host,
+        "pid": state.pid,
+        "app": state.app,
+        "version": state.version,
+        "python": state.python,
+        "started_at": _iso(state.started_ms),
+        "seen_at": _iso(state.at_ms),
+        "concurrency": state.concurrency,
+        "slots": state.slots,
+        "busy": state.busy,
+        "permits": state.permits,
+        "children": [
+            {
+                "pid": child.pid,
+                "rss_bytes": None if child.rss_kib is None else child.rss_kib * 1024,
+                "state": child.state,
+                "jobs": [
+                    {
+                        "id": job.id or None,
+                        "queue": job.queue,
+                        "task": tasks.get((job.queue, job.id)),
+                        "state": job.state,
+                        "since": _iso(job.since_ms),
+                    }
+                    for job in child.jobs
+                ],
+            }
+            for child in state.children
+        ],
+        "jobs_left_out": state.jobs_left_out,
+        "tasks": list(state.tasks),
+        "tasks_left_out": state.tasks_left_out,
+        "rate_limits": dict(state.rate_limits),
+        "limiter": {
+            queue: {"max": limit.get("max"), "duration": limit.get("duration_ms", 0) / 1000}
+            for queue, limit in state.limiter.items()
+        },
+        "lock_duration": state.lock_ms / 1000,
+        "stalled_interval": None if state.stalled_interval_ms is None else state.stalled_interval_ms / 1000,
+        "broker": state.broker,
+    }
+
+
+def _other_json(worker: ConnectedWorker, hash_tag: bool) -> dict[str, Any]:
+    queue = name_in_app(worker.queue, hash_tag=hash_tag)
+    return {"name": worker.name or None, "queue": queue, "address": worker.address, "connected_for": worker.age_s}
+
+
+def _iso(ms: int) -> str | None:
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).isoformat()
+    except (OverflowError, ValueError, OSError):  # another client may have written anything
+        return None

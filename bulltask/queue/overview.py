@@ -1,0 +1,131 @@
+"""What a server has: its queues (:func:`find_queues`), and the workers of queues (:func:`read_fleet`).
+
+Both ask a bounded number of questions, each of which takes Redis a few milliseconds at most. What the server does not
+permit, or what was not searched, is said; it is never shown as nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bulltask.jobs.errors import BrokerAuthError
+from bulltask.transport.broker import scan_up_to
+from bulltask.transport.call import QueueKeys, SyncClient
+from bulltask.transport.operation import run_sync
+from bulltask.transport.scripts.queue import ClientRow, list_clients, queue_of_connection, scan_queues
+from bulltask.transport.workers import WorkerState, read_workers, scan_registry
+
+__all__ = ["ConnectedWorker", "Fleet", "FoundQueues", "find_queues", "read_fleet", "worker_connections"]
+
+
+MAX_PAGES: Final = 400
+"""How many pages, of a thousand keys each, are scanned for queues on each server; this takes about half a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundQueues:
+    """The queues of a server.
+
+    Attributes:
+        names: Their names in BullMQ (``{emails}``), sorted.
+        scanned_all: Whether all keys were scanned. Otherwise, a queue that only Node.js uses, and that has no connected
+            worker, may be missing.
+    """
+
+    names: tuple[str, ...]
+    scanned_all: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectedWorker:
+    """A connection by which a worker says that it processes a queue.
+
+    Attributes:
+        queue: The queue's name in BullMQ.
+        name: The worker's id, or the name of a Node.js worker; ``""`` if it has none.
+        address: ``host:port`` of the connection.
+        age_s: Seconds since it was opened.
+    """
+
+    queue: str
+    name: str
+    address: str
+    age_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The workers of some queues.
+
+    Attributes:
+        states: The workers that report their state, by id; ``None`` if it is unknown. See
+            :func:`bulltask.transport.workers.read_workers`.
+        queues_of: The names in BullMQ of those queues that each of them processes.
+        others: Connected workers that do not report it, such as those of Node.js; ``None`` if listing connections is
+            not permitted.
+    """
+
+    states: Mapping[str, WorkerState | None]
+    queues_of: Mapping[str, tuple[str, ...]]
+    others: tuple[ConnectedWorker, ...] | None
+
+
+def find_queues(
+    client: SyncClient, prefix: str, known: Iterable[str] = (), *, max_pages: int = MAX_PAGES
+) -> FoundQueues:
+    """Return the queues under a prefix: ``known``, the registered ones, and those that connections and keys name.
+
+    Workers and senders of bulltask register their queues. A scan of the keys finds those that only Node.js uses.
+    """
+    names = {*known, *registered_queues(client, prefix)}
+    names |= {worker.queue for worker in worker_connections(client, prefix) or ()}
+    scanned_all = False
+    if max_pages:
+        found, scanned_all = scan_up_to(client, lambda cursor: scan_queues(prefix, cursor), max_pages)
+        names |= found
+    return FoundQueues(tuple(sorted(names)), scanned_all)
+
+
+def registered_queues(client: SyncClient, prefix: str) -> dict[str, int]:
+    """Return when bulltask has last used each queue (epoch milliseconds), by the queues' names in BullMQ."""
+    names: dict[str, int] = {}
+    cursor = ""
+    while cursor != "0":
+        cursor, page = client.run(scan_registry(prefix, cursor or "0"))
+        names |= page
+    return names
+
+
+def worker_connections(client: SyncClient, prefix: str) -> list[ConnectedWorker] | None:
+    """Return the connections of workers; ``None`` if listing them is not permitted."""
+    start = f"{prefix}:"
+    try:
+        rows = client.run(list_clients(start, start))
+    except BrokerAuthError:
+        return None
+    return [worker for row in rows if (worker := _connected_worker(row, prefix)) is not None]
+
+
+def _connected_worker(row: ClientRow, prefix: str) -> ConnectedWorker | None:
+    queue, kind = queue_of_connection(row.name, prefix)
+    if not queue or not (kind == "" or kind.startswith("w:")):
+        return None  # another client's, or one that only reads events
+    return ConnectedWorker(queue, kind.removeprefix("w:"), row.address, int(row.fields.get("age", 0)))
+
+
+def read_fleet(client: SyncClient, queues: Sequence[QueueKeys], now_ms: int) -> Fleet:
+    """Return the workers of some queues, which all have the same prefix; ``now_ms`` is the server's time."""
+    states: dict[str, WorkerState | None] = {}
+    queues_of: dict[str, list[str]] = {}
+    for keys, found in zip(queues, run_sync(client, read_workers(queues, now_ms)), strict=True):
+        for worker_id, state in found.items():
+            states[worker_id] = states.get(worker_id) or state
+            queues_of.setdefault(worker_id, []).append(keys.name)
+    names = {keys.name for keys in queues}
+    connected = worker_connections(client, queues[0].prefix) if queues else []
+    others = None
+    if connected is not None:
+        others = tuple(worker for worker in connected if worker.queue in names and worker.name not in states)
+    return Fleet(states, {worker_id: tuple(found) for worker_id, found in queues_of.items()}, others)
