@@ -1,4 +1,4 @@
-"""``bulltask job show`` and ``bulltask revoke``: look at single jobs, or prevent them from running.
+"""``bulltask job`` and ``bulltask revoke``: look at single jobs and flows, or change jobs.
 
 Both find a job by its id, in one queue or in all (:func:`_find_job`). Arrow is imported only for the lake, because
 ``--help`` and jobs that are in Redis do not need it.
@@ -7,26 +7,27 @@ Both find a job by its id, in one queue or in all (:func:`_find_job`). Arrow is 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
 from bulltask.app import App
-from bulltask.cli.app_loader import load_app_or_broker
+from bulltask.cli.app_loader import NotFoundError, load_app_or_broker
 from bulltask.cli.groups import HintGroup
 from bulltask.cli.options import ExitCode, job_lake_option, json_option, redis_options
-from bulltask.cli.terminal import ago, as_table, duration_text, echo, in_one_line, print_json, safe, stamp
+from bulltask.cli.terminal import ago, as_table, duration_text, echo, in_one_line, print_json, safe, stamp, time_of
 from bulltask.config.config import Config
 from bulltask.jobs.errors import BrokerAuthError, BrokerError, ConfigError, InvalidNameError, JobError
 from bulltask.jobs.job import BULLTASK_KEY
-from bulltask.jobs.names import Revocation, bullmq_name, check_queue_name, name_in_app
+from bulltask.jobs.names import JobState, Revocation, bullmq_name, check_queue_name, name_in_app
 from bulltask.jobs.payloads import describe, is_envelope
 from bulltask.queue import Job
+from bulltask.queue.flows import FlowNode
 from bulltask.queue.reasons import Explanation, Reason
 from bulltask.transport.broker import scan_up_to
 from bulltask.transport.call import SyncClient, command
@@ -35,7 +36,15 @@ from bulltask.transport.scripts.queue import scan_queues, worker_queues
 if TYPE_CHECKING:
     from bulltask.lake.records import JobHistory
 
-__all__ = ["ambiguous", "job", "known_queues", "queues_with_job", "revoke"]
+__all__ = ["ambiguous", "existing_job", "job", "known_queues", "queues_with_job", "revoke"]
+
+
+MAX_LOG_LINES: Final = 1_000
+"""How many of the newest lines of a job's log are read."""
+
+_queue_option = click.option(
+    "-q", "--queue", help="The job's queue; required if several queues have a job with this id."
+)
 
 
 @click.group("job", cls=HintGroup, short_help="Show a job from Redis and from the data lake.")
@@ -263,9 +272,6 @@ def _json(value: Any) -> str:
     return describe(value) if is_envelope(value) else json.dumps(value, ensure_ascii=False)
 
 
-MAX_LOG_LINES: Final = 1_000
-"""How many of the newest lines of a job's log are read."""
-
 MAX_PAGES: Final = 1_000
 """How many pages, of a thousand keys each, are scanned for queue names on each server; this takes about a second."""
 
@@ -292,17 +298,17 @@ class _FoundJob:
     @property
     def added_at(self) -> datetime | None:
         """When it was added, by its sender's clock."""
-        return _moment(self.job.timestamp_ms or None)
+        return time_of(self.job.timestamp_ms)
 
     @property
     def started_at(self) -> datetime | None:
         """When a worker last acquired it."""
-        return _moment(self.job.processed_ms)
+        return time_of(self.job.processed_ms)
 
     @property
     def finished_at(self) -> datetime | None:
         """When it ended."""
-        return _moment(self.job.finished_ms)
+        return time_of(self.job.finished_ms)
 
     def to_json(self) -> dict[str, Any]:
         """Return the job as JSON values: times in ISO 8601, durations in seconds."""
@@ -409,13 +415,6 @@ def _app_names(bullmq_names: Iterable[str], config: Config) -> list[str]:
     return named
 
 
-def _moment(ms: int | None) -> datetime | None:
-    try:
-        return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC)
-    except (OverflowError, ValueError, OSError):  # a hash may contain any value
-        return None
-
-
 _MESSAGES: Final = {
     Revocation.REVOKED: "revoked: the job has failed and will not run",
     Revocation.RUNNING: "running: the job continues; use --terminate to cancel it",
@@ -426,15 +425,14 @@ _MESSAGES: Final = {
 _EXITS: Final = {Revocation.RUNNING: ExitCode.PENDING, Revocation.UNKNOWN: ExitCode.NOT_FOUND}
 
 
-@click.command("revoke", short_help="Prevent jobs from running, or cancel running jobs.")
+@job.command("revoke", short_help="Prevent jobs from running, or cancel running jobs.")
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
 @redis_options
-@click.option("-q", "--queue", help="The jobs' queue; required if several queues have a job with this id.")
+@_queue_option
 @click.option("--terminate", is_flag=True, help="Also cancel jobs that are running.")
+@json_option
 @click.pass_context
-def revoke(
-    ctx: click.Context, /, *, job_ids: tuple[str, ...], queue: str | None, terminate: bool, **options: Any
-) -> None:
+def revoke(ctx: click.Context, /, *, job_ids: tuple[str, ...], terminate: bool, **options: Any) -> None:
     """Revoke jobs by ID, so that they do not run and are not retried.
 
     A job that has not started fails immediately, with the reason 'revoked'. A running job continues, unless
@@ -445,23 +443,223 @@ def revoke(
     Exit codes: 0 (each job has finished, or its worker will cancel it), 1 (an error, or a job cannot be revoked), 3 (a
     job is still running), 4 (a job does not exist). If several apply, the smallest one other than 0 is used.
     """
+
+    def revoke_one(app: App, queue: str | None, job_id: str) -> _Outcome:
+        outcome = Revocation.UNKNOWN if queue is None else app.queue(queue).revoke(job_id, terminate=terminate)
+        return _Outcome(job_id, queue, str(outcome), _MESSAGES[outcome], _EXITS.get(outcome, ExitCode.DONE))
+
+    _for_each(ctx, job_ids, options, revoke_one)
+
+
+@job.command("retry", short_help="Move failed or completed jobs back to waiting.")
+@click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
+@redis_options
+@_queue_option
+@click.option("--reset-attempts", is_flag=True, help="Start counting attempts again, as for a new job.")
+@json_option
+@click.pass_context
+def retry(ctx: click.Context, /, *, job_ids: tuple[str, ...], reset_attempts: bool, **options: Any) -> None:
+    """Move finished jobs back to waiting.
+
+    To retry jobs by state, task or error, use 'bulltask jobs QUEUE --retry'.
+
+    Exit codes: 0 (done), 1 (an error, or a job is not finished), 4 (a job does not exist).
+    """
+
+    def retry_one(found: Job) -> None:
+        found.retry("completed" if found.get_state() is JobState.COMPLETED else "failed", **resets)
+
+    resets = {"reset_attempts_made": reset_attempts, "reset_attempts_started": reset_attempts}
+    _for_each(ctx, job_ids, options, _changing(retry_one, "retried"))
+
+
+@job.command("promote", short_help="Move delayed jobs to waiting.")
+@click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
+@redis_options
+@_queue_option
+@json_option
+@click.pass_context
+def promote(ctx: click.Context, /, *, job_ids: tuple[str, ...], **options: Any) -> None:
+    """Move delayed jobs to waiting, so that they can run now.
+
+    Exit codes: 0 (done), 1 (an error, or a job is not delayed), 4 (a job does not exist).
+    """
+    _for_each(ctx, job_ids, options, _changing(lambda found: found.promote(), "promoted"))
+
+
+@job.command("remove", short_help="Remove jobs.")
+@click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
+@redis_options
+@_queue_option
+@click.option("--children/--no-children", default=True, help="Also remove their child jobs (default: yes).")
+@json_option
+@click.pass_context
+def remove(ctx: click.Context, /, *, job_ids: tuple[str, ...], children: bool, **options: Any) -> None:
+    """Remove jobs in any state but active.
+
+    Exit codes: 0 (done), 1 (an error, or a job is active), 4 (a job does not exist).
+    """
+    _for_each(ctx, job_ids, options, _changing(lambda found: found.remove(children=children), "removed"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What happened to a job, in a word and in a sentence."""
+
+    job_id: str
+    queue: str | None
+    word: str
+    message: str
+    code: ExitCode = ExitCode.DONE
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "id": self.job_id,
+            "queue": self.queue,
+            "outcome": self.word,
+            "error": self.message if self.code is ExitCode.ERROR else None,
+        }
+
+
+def _changing(change: Callable[[Job], None], word: str) -> Callable[[App, str | None, str], _Outcome]:
+    def change_one(app: App, queue: str | None, job_id: str) -> _Outcome:
+        found = None if queue is None else app.queue(queue).get_job(job_id)
+        if found is None:
+            return _Outcome(job_id, queue, "unknown", _MESSAGES[Revocation.UNKNOWN], ExitCode.NOT_FOUND)
+        change(found)
+        return _Outcome(job_id, queue, word, word)
+
+    return change_one
+
+
+def _for_each(
+    ctx: click.Context,
+    job_ids: tuple[str, ...],
+    options: Mapping[str, Any],
+    change_one: Callable[[App, str | None, str], _Outcome],
+) -> NoReturn:
+    """Find and change each job, print the outcomes, and exit."""
+    outcomes: list[_Outcome] = []
     app = load_app_or_broker(ctx, options)
     try:
-        codes = {_revoke(app, job_id, queue, terminate=terminate) for job_id in job_ids}
+        for job_id in job_ids:
+            outcome = _try_one(app, job_id, options["queue"], change_one)
+            outcomes.append(outcome)
+            if not options["as_json"]:
+                echo(f"{in_one_line(job_id)}  {outcome.message}", err=outcome.code is ExitCode.ERROR)
     finally:
         app.close()
-    ctx.exit(min(codes - {0}, default=0))
+    if options["as_json"]:
+        print_json({"jobs": [outcome.to_json() for outcome in outcomes]})
+    ctx.exit(min({outcome.code for outcome in outcomes} - {ExitCode.DONE}, default=ExitCode.DONE))
 
 
-def _revoke(app: App, job_id: str, queue: str | None, *, terminate: bool) -> int:
-    """Revoke one job, print the outcome, and return the exit code."""
+def _try_one(
+    app: App, job_id: str, queue: str | None, change_one: Callable[[App, str | None, str], _Outcome]
+) -> _Outcome:
+    names = [queue] if queue else queues_with_job(app, job_id)
+    if len(names) > 1:
+        raise ambiguous(job_id, names)
     try:
-        names = [queue] if queue else queues_with_job(app, job_id)
-        if len(names) > 1:
-            raise ambiguous(job_id, names)
-        outcome = app.queue(names[0]).revoke(job_id, terminate=terminate) if names else Revocation.UNKNOWN
+        return change_one(app, names[0] if names else None, job_id)
     except JobError as exc:
-        echo(f"{in_one_line(job_id)}  rejected: {exc}", err=True)
-        return 1
-    echo(f"{in_one_line(job_id)}  {_MESSAGES[outcome]}")
-    return _EXITS.get(outcome, 0)
+        return _Outcome(job_id, names[0], "rejected", f"rejected: {exc}", ExitCode.ERROR)
+
+
+@job.command("logs", short_help="Print a job's log.")
+@click.argument("job_id", metavar="ID")
+@redis_options
+@_queue_option
+@click.option("-n", "--lines", type=click.IntRange(min=1), default=MAX_LOG_LINES, help="How many of the newest lines.")
+@json_option
+@click.pass_context
+def logs(ctx: click.Context, /, *, job_id: str, lines: int, **options: Any) -> None:
+    """Print the newest lines of a job's log.
+
+    Exit codes: 0 (done), 1 (an error), 4 (the job does not exist).
+    """
+    app = load_app_or_broker(ctx, options)
+    try:
+        found = existing_job(app, job_id, options["queue"])
+        stored = found.get_logs(0, lines - 1, asc=False)
+    finally:
+        app.close()
+    texts = list(reversed(stored.lines))
+    if options["as_json"]:
+        print_json({"id": found.id, "queue": found.queue, "lines": texts, "total": stored.count})
+        return
+    for text in texts:
+        echo(text)
+    if len(texts) < stored.count:
+        echo(f"the last {len(texts):,} of {stored.count:,} lines", err=True)
+
+
+def existing_job(app: App, job_id: str, queue: str | None) -> Job:
+    """Return a job, from any queue by default; raises :class:`NotFoundError` if it does not exist."""
+    names = [queue] if queue else queues_with_job(app, job_id)
+    if len(names) > 1:
+        raise ambiguous(job_id, names)
+    found = app.queue(names[0]).get_job(job_id) if names else None
+    if found is None:
+        raise NotFoundError(_not_found(job_id, queue, None, searched_redis=True))
+    return found
+
+
+@job.command("tree", short_help="Show a flow: a job, its child jobs and theirs, with their states.")
+@click.argument("job_id", metavar="ID")
+@redis_options
+@_queue_option
+@click.option("--depth", type=click.IntRange(min=1), default=10, help="Number of levels (default: 10).")
+@click.option(
+    "--max-children",
+    type=click.IntRange(min=1),
+    default=20,
+    help="How many child jobs of each kind (completed, failed …) are shown for a job (default: 20).",
+)
+@json_option
+@click.pass_context
+def tree(ctx: click.Context, /, *, job_id: str, depth: int, max_children: int, **options: Any) -> None:
+    """Show a flow from the job ID downwards, with the state of each job.
+
+    Exit codes: 0 (done), 1 (an error), 4 (the job does not exist).
+    """
+    app = load_app_or_broker(ctx, options)
+    try:
+        root = existing_job(app, job_id, options["queue"])
+        flow = app.flows().get_flow(root.queue, root.id, depth, max_children)
+        if flow is None:
+            raise NotFoundError(_not_found(job_id, root.queue, None, searched_redis=True))
+        document = _tree(flow)
+    finally:
+        app.close()
+    if options["as_json"]:
+        print_json(document)
+    else:
+        echo("\n".join(_tree_lines(document)))
+
+
+def _tree(node: FlowNode[Job]) -> dict[str, Any]:
+    found = node.job
+    total = sum(found.get_dependencies_count().values())
+    return {
+        "id": found.id,
+        "queue": found.queue,
+        "task": found.name,
+        "state": str(found.get_state()),
+        "failed_reason": found.failed_reason,
+        "children": [_tree(child) for child in node.children],
+        "children_left_out": max(0, total - len(node.children)),
+    }
+
+
+def _tree_lines(node: dict[str, Any], indent: str = "", branch: str = "") -> Iterator[str]:
+    reason = f": {in_one_line(node['failed_reason'], _REASON_WIDTH)}" if node["failed_reason"] else ""
+    names = f"{in_one_line(node['task'])} {in_one_line(node['id'])}, queue {in_one_line(node['queue'])}"
+    yield f"{indent}{branch}{names}: {node['state']}{reason}"
+    below = indent + {"": "", "├─ ": "│  ", "└─ ": "   "}[branch]
+    left_out = node["children_left_out"]
+    for number, child in enumerate(node["children"], 1):
+        is_last = number == len(node["children"]) and not left_out
+        yield from _tree_lines(child, below, "└─ " if is_last else "├─ ")
+    if left_out:
+        yield f"{below}└─ {left_out:,} more"

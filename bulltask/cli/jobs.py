@@ -23,7 +23,7 @@ from bulltask.app import App
 from bulltask.cli.app_loader import existing_queue, load_app_or_broker
 from bulltask.cli.job import known_queues
 from bulltask.cli.options import ExitCode, duration_option, json_option, redis_options
-from bulltask.cli.terminal import ago, as_table, echo, in_one_line, print_json, progress_bar, stamp
+from bulltask.cli.terminal import ago, as_table, echo, in_one_line, print_json, progress_bar, stamp, time_of
 from bulltask.jobs.errors import BulltaskError, ConfigError, JobError
 from bulltask.jobs.failure_reasons import error_fingerprint
 from bulltask.lake.formatting import pluralize
@@ -32,7 +32,7 @@ from bulltask.queue.fields import ALL_STATES, read_jobs
 from bulltask.queue.search import Action, JobFilter, JobSearch, change, change_states
 from bulltask.transport.operation import run_together
 
-__all__ = ["failures", "jobs"]
+__all__ = ["failures", "group_failures", "jobs"]
 
 _SHOWN: Final = 50
 _SCANNED: Final = 1_000_000
@@ -169,15 +169,12 @@ def _state_name(state: str) -> str:
     return "waiting" if state == "wait" else state
 
 
-def _time(ms: int | None) -> datetime | None:
-    try:
-        return None if not ms else datetime.fromtimestamp(ms / 1000, UTC)
-    except (OverflowError, ValueError, OSError):  # a hash may contain any value
-        return None
-
-
 def _row(job: Job, state: str, now: datetime) -> Sequence[str]:
-    since = _time(job.finished_ms) or _time(job.processed_ms if state == "active" else None) or _time(job.timestamp_ms)
+    since = (
+        time_of(job.finished_ms)
+        or time_of(job.processed_ms if state == "active" else None)
+        or time_of(job.timestamp_ms)
+    )
     return (
         in_one_line(job.id),
         in_one_line(job.name),
@@ -190,7 +187,7 @@ def _row(job: Job, state: str, now: datetime) -> Sequence[str]:
 
 def _to_json(job: Job, state: str) -> dict[str, Any]:
     times = {"added_at": job.timestamp_ms, "started_at": job.processed_ms, "finished_at": job.finished_ms}
-    moments = {name: _time(ms) for name, ms in times.items()}
+    moments = {name: time_of(ms) for name, ms in times.items()}
     return {
         "id": job.id,
         "task": job.name,
@@ -315,7 +312,7 @@ class _Group:
     count: int = field(default=0)
 
     def to_json(self) -> dict[str, Any]:
-        first, last = _time(self.first_ms), _time(self.last_ms)
+        first, last = time_of(self.first_ms), time_of(self.last_ms)
         return {
             "queue": self.queue,
             "task": self.task,
@@ -406,6 +403,6 @@ def _add(groups: dict[tuple[str, str, str], _Group], queue: str, match: Any) -> 
 
 
 def _group_row(group: _Group) -> Sequence[str]:
-    first, last = (stamp(_time(ms)).partition(".")[0] for ms in (group.first_ms, group.last_ms))
+    first, last = (stamp(time_of(ms)).partition(".")[0] for ms in (group.first_ms, group.last_ms))
     names = map(in_one_line, (group.queue, group.task))
     return (f"{group.count:,}", *names, first, last, in_one_line(group.error, _MAX_REASON), in_one_line(group.example))

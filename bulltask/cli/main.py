@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "outbox": "bulltask.cli.outbox:outbox",
     "pipeline": "bulltask.cli.pipeline:pipeline",
     "revoke": "bulltask.cli.job:revoke",
+    "schedule": "bulltask.cli.schedule:schedule",
     "server": "bulltask.cli.server:server",
     "tasks": "bulltask.cli.tasks:tasks",
     "why": "bulltask.cli.why:why",

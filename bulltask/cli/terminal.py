@@ -13,7 +13,18 @@ import click
 
 from bulltask.lake.formatting import CONTROL, json_text, one_line
 
-__all__ = ["ago", "as_table", "duration_text", "echo", "in_one_line", "print_json", "progress_bar", "safe", "stamp"]
+__all__ = [
+    "ago",
+    "as_table",
+    "duration_text",
+    "echo",
+    "in_one_line",
+    "print_json",
+    "progress_bar",
+    "safe",
+    "stamp",
+    "time_of",
+]
 
 _UNITS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
 
@@ -65,6 +76,14 @@ def in_one_line(text: str, max_chars: int = 255) -> str:
     """Return the text escaped, with its whitespace collapsed, truncated to ``max_chars`` characters."""
     line = " ".join(safe(text).split())
     return line if len(line) <= max_chars else line[: max_chars - 1] + "…"
+
+
+def time_of(ms: int | None) -> datetime | None:
+    """Return a time in epoch milliseconds as a ``datetime``; ``None`` if it is missing, 0 or out of range."""
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC) if ms else None
+    except (OverflowError, ValueError, OSError):  # a hash may contain any value
+        return None
 
 
 def stamp(moment: datetime | None) -> str:

@@ -1,0 +1,277 @@
+"""``bulltask schedule``: list, add, run and remove job schedulers.
+
+There is no ``pause``: BullMQ has no paused schedulers, and workers of Node.js would restore a missing next iteration.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import click
+
+from bulltask.cli.app_loader import NotFoundError, existing_queue, load_app_or_broker
+from bulltask.cli.groups import HintGroup
+from bulltask.cli.job import known_queues
+from bulltask.cli.options import ExitCode, duration_option, json_option, moment, redis_options
+from bulltask.cli.terminal import ago, as_table, duration_text, echo, in_one_line, print_json, stamp, time_of
+from bulltask.jobs.schedules import Scheduler
+from bulltask.lake.formatting import pluralize
+from bulltask.queue import Queue
+from bulltask.queue.search import JobFilter, JobSearch, Match
+
+__all__ = ["schedule"]
+
+_MAX_LISTED: Final = 1_000
+_MAX_LAST: Final = 5
+_SEARCHED: Final = 1_000
+
+_HINTS: Final = {
+    "pause": "BullMQ has no paused schedules; 'bulltask schedule remove' removes one, 'bulltask schedule add' adds it",
+    "resume": "BullMQ has no paused schedules; 'bulltask schedule add' adds one",
+}
+
+
+@click.group("schedule", cls=HintGroup, hints=_HINTS, short_help="List, add, run and remove schedules.")
+def schedule() -> None:
+    """List, add, run and remove schedules, which are BullMQ's job schedulers.
+
+    Workers add the schedules in the setting beat_schedule again when they start.
+    """
+
+
+@schedule.command("list", short_help="List schedules, the next one first.")
+@click.argument("queues", metavar="[QUEUE]...", nargs=-1)
+@redis_options
+@json_option
+@click.pass_context
+def list_command(ctx: click.Context, /, *, queues: tuple[str, ...], **options: Any) -> None:
+    """List the schedules of QUEUEs, by default of all queues, up to 1,000 of each queue.
+
+    Exit codes: 0 (done), 1 (an error), 4 (there is no such queue).
+    """
+    app = load_app_or_broker(ctx, options)
+    try:
+        found = [existing_queue(app, name) for name in queues] or [app.queue(name) for name in known_queues(app)]
+        rows = [(queue.name, item) for queue in found for item in queue.schedulers.list(0, _MAX_LISTED - 1, asc=True)]
+        total = sum(queue.schedulers.count() for queue in found)
+    finally:
+        app.close()
+    rows.sort(key=lambda row: row[1].next_ms)
+    if options["as_json"]:
+        print_json({"schedules": [_to_json(queue, item) for queue, item in rows]})
+        return
+    if rows:
+        now = datetime.now(UTC)
+        head = ("queue", "id", "task", "rule", "next", "jobs")
+        echo(as_table(head, [_row(queue, item, now) for queue, item in rows]))
+    left = f" of {total:,}" if total > len(rows) else ""
+    echo(f"{pluralize(len(rows), 'schedule')}{left} in {pluralize(len(found), 'queue')}", err=True)
+
+
+@schedule.command("show", short_help="Show a schedule and its last jobs.")
+@click.argument("queue", metavar="QUEUE")
+@click.argument("scheduler_id", metavar="ID")
+@redis_options
+@json_option
+@click.pass_context
+def show(ctx: click.Context, /, *, queue: str, scheduler_id: str, **options: Any) -> None:
+    """Show the schedule ID of QUEUE, and its last jobs among the newest 1,000 finished ones of the queue.
+
+    Exit codes: 0 (done), 1 (an error), 4 (there is no such schedule).
+    """
+    app = load_app_or_broker(ctx, options)
+    try:
+        found = existing_queue(app, queue)
+        item = _existing(found, scheduler_id)
+        last = _last_jobs(found, scheduler_id)
+    finally:
+        app.close()
+    if options["as_json"]:
+        print_json({**_to_json(found.name, item), "last_jobs": [_job_to_json(job) for job in last]})
+        return
+    now = datetime.now(UTC)
+    next_at = time_of(item.next_ms)
+    fields = {
+        "rule": _rule(item),
+        "task": item.name,
+        "next": "-" if next_at is None else f"{stamp(next_at)} ({ago(next_at, now)})",
+        "start": item.start_ms and stamp(time_of(item.start_ms)),
+        "end": item.end_ms and stamp(time_of(item.end_ms)),
+        "limit": item.limit,
+        "jobs": item.iterations,
+        "data": json.dumps(item.data, ensure_ascii=False),
+        "options": json.dumps(dict(item.opts), ensure_ascii=False),
+    }
+    echo(f"{in_one_line(item.id)}, queue {in_one_line(found.name)}")
+    for name, value in fields.items():
+        if value not in (None, 0, ""):
+            echo(f"{name:<9}{in_one_line(str(value), 1_000)}")
+    for job in last:
+        reason = f": {in_one_line(job.reason)}" if job.reason else ""
+        echo(f"last     {stamp(time_of(job.since_ms))}  {job.state}{reason}")
+
+
+@schedule.command("add", short_help="Create or update a schedule.")
+@click.argument("queue", metavar="QUEUE")
+@click.argument("scheduler_id", metavar="ID")
+@redis_options
+@duration_option("--every", text="Time between jobs: 90, 10s, 15m, 12h or 7d.")
+@click.option("--cron", metavar="PATTERN", help="A cron pattern with 5 fields, or 6 with seconds: '0 3 * * mon-fri'.")
+@click.option("--tz", metavar="ZONE", help="The pattern's time zone (default: the setting timezone, or UTC).")
+@click.option("--task", metavar="NAME", help="The task (default: ID).")
+@click.option(
+    "--data", metavar="JSON", help="The jobs' data: an object has the task's keyword arguments (default: {})."
+)
+@click.option("--start", type=moment, metavar="TIME", help="No job runs before this time: 2026-11-22T14:00, in UTC.")
+@click.option("--end", type=moment, metavar="TIME", help="No job runs after this time.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Maximum number of jobs.")
+@json_option
+@click.pass_context
+def add(ctx: click.Context, /, *, queue: str, scheduler_id: str, **options: Any) -> None:
+    """Create the schedule ID in QUEUE, or update it.
+
+    Exit codes: 0 (done), 1 (an error), 2 (invalid usage), 3 (nothing was added, because no time matches).
+    """
+    if (options["every"] is None) == (options["cron"] is None):
+        raise click.UsageError("pass either --every or --cron")
+    rule = {name: options[name] for name in ("every", "cron", "tz", "start", "end", "limit")}
+    app = load_app_or_broker(ctx, options)
+    try:
+        found = app.queue(queue)
+        item = found.schedulers.upsert(
+            scheduler_id, name=options["task"], data=json_argument(options["data"], "--data", {}), **rule
+        )
+    finally:
+        app.close()
+    if options["as_json"]:
+        print_json(None if item is None else _to_json(found.name, item))
+    elif item is None:
+        echo(f"{in_one_line(scheduler_id)}  not added: there is no further time", err=True)
+    else:
+        next_at = time_of(item.next_ms)
+        echo(f"{in_one_line(item.id)}  added: {in_one_line(_rule(item))}, next {stamp(next_at)}")
+    ctx.exit(ExitCode.PENDING if item is None else ExitCode.DONE)
+
+
+@schedule.command("run", short_help="Run a schedule's task now, too.")
+@click.argument("queue", metavar="QUEUE")
+@click.argument("scheduler_id", metavar="ID")
+@redis_options
+@json_option
+@click.pass_context
+def run(ctx: click.Context, /, *, queue: str, scheduler_id: str, **options: Any) -> None:
+    """Add a job with the name, data and options of the schedule ID of QUEUE; its next time does not change.
+
+    Exit codes: 0 (done), 1 (an error), 4 (there is no such schedule).
+    """
+    app = load_app_or_broker(ctx, options)
+    try:
+        found = existing_queue(app, queue)
+        job = found.schedulers.run_now(scheduler_id)
+    finally:
+        app.close()
+    if job is None:
+        raise _missing(found, scheduler_id)
+    if options["as_json"]:
+        print_json({"id": job.id, "queue": job.queue})
+    else:
+        echo(job.id)
+
+
+@schedule.command("remove", short_help="Remove schedules and their next jobs.")
+@click.argument("queue", metavar="QUEUE")
+@click.argument("scheduler_ids", metavar="ID...", nargs=-1, required=True)
+@redis_options
+@json_option
+@click.pass_context
+def remove(ctx: click.Context, /, *, queue: str, scheduler_ids: tuple[str, ...], **options: Any) -> None:
+    """Remove the schedules ID of QUEUE with their next jobs; jobs that are waiting or running stay.
+
+    A worker adds a schedule of beat_schedule again when it starts.
+
+    Exit codes: 0 (done), 1 (an error), 4 (there is no such schedule).
+    """
+    app = load_app_or_broker(ctx, options)
+    try:
+        found = existing_queue(app, queue)
+        removed = {scheduler_id: found.schedulers.remove(scheduler_id) for scheduler_id in scheduler_ids}
+    finally:
+        app.close()
+    if options["as_json"]:
+        print_json({"schedules": [{"id": name, "removed": was_there} for name, was_there in removed.items()]})
+    else:
+        for name, was_there in removed.items():
+            echo(f"{in_one_line(name)}  {'removed' if was_there else 'unknown: the schedule does not exist'}")
+    ctx.exit(ExitCode.DONE if all(removed.values()) else ExitCode.NOT_FOUND)
+
+
+def json_argument(text: str | None, option: str, default: Any) -> Any:
+    """Parse an option's JSON; a ``UsageError`` says what is wrong."""
+    if text is None:
+        return default
+    try:
+        return json.loads(text)
+    except ValueError as exc:
+        raise click.UsageError(f"{option} is not JSON: {exc}") from exc
+
+
+def _existing(queue: Queue, scheduler_id: str) -> Scheduler:
+    item = queue.schedulers.get(scheduler_id)
+    if item is None:
+        raise _missing(queue, scheduler_id)
+    return item
+
+
+def _missing(queue: Queue, scheduler_id: str) -> NotFoundError:
+    return NotFoundError(in_one_line(f"queue {queue.name!r} has no schedule {scheduler_id!r}"))
+
+
+def _last_jobs(queue: Queue, scheduler_id: str) -> list[Match]:
+    """Return the newest finished jobs of a scheduler, from the last page of each state."""
+    found: list[Match] = []
+    for state in ("completed", "failed"):
+        search = JobSearch(queue.context, JobFilter(states=(state,)), more=("rjk", "finishedOn", "failedReason"))
+        while search.scanned < _SEARCHED and (page := queue.context.run(search.next())) is not None:
+            found += [job for job in page if job.text("rjk") == scheduler_id]
+    return sorted(found, key=lambda job: -job.since_ms)[:_MAX_LAST]
+
+
+def _job_to_json(job: Match) -> dict[str, Any]:
+    finished = time_of(job.since_ms)
+    return {
+        "id": job.id,
+        "state": job.state,
+        "finished_at": finished and finished.isoformat(),
+        "failed_reason": job.reason or None,
+    }
+
+
+def _rule(item: Scheduler) -> str:
+    if item.every_ms is not None:
+        return f"every {duration_text(item.every_ms / 1000)}"
+    return f"{item.pattern}{f' ({item.tz})' if item.tz else ''}"
+
+
+def _row(queue: str, item: Scheduler, now: datetime) -> tuple[str, ...]:
+    next_at = time_of(item.next_ms)
+    texts = map(in_one_line, (queue, item.id, item.name, _rule(item)))
+    return (*texts, "-" if next_at is None else ago(next_at, now), f"{item.iterations:,}")
+
+
+def _to_json(queue: str, item: Scheduler) -> dict[str, Any]:
+    times = {"next_at": item.next_ms, "start_at": item.start_ms, "end_at": item.end_ms}
+    moments = {name: time_of(ms) for name, ms in times.items()}
+    return {
+        "queue": queue,
+        "id": item.id,
+        "task": item.name,
+        "every": None if item.every_ms is None else item.every_ms / 1000,
+        "cron": item.pattern,
+        "tz": item.tz,
+        **{name: None if at is None else at.isoformat() for name, at in moments.items()},
+        "limit": item.limit,
+        "iterations": item.iterations,
+        "data": item.data,
+    }

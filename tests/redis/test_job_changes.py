@@ -1,0 +1,150 @@
+"""``bulltask job`` retries, promotes, removes and revokes jobs, and shows logs and flows; ``bulltask schedule``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from click.testing import CliRunner, Result
+
+from bulltask import App
+from bulltask.cli.main import main
+from bulltask.queue import FlowJob, Job
+from tests.support.command_output import json_of
+
+pytestmark = pytest.mark.redis
+
+Bulltask = Callable[..., Result]
+
+
+@pytest.fixture
+def bulltask(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> Bulltask:
+    """Run ``bulltask -b URL …``."""
+    for name in ("BULLTASK_APP", "BULLTASK_BROKER_URL"):
+        monkeypatch.delenv(name, raising=False)
+    return lambda *args: CliRunner().invoke(main, ["-b", broker_url, *map(str, args)])
+
+
+def failed_job(app: App) -> Job:
+    app.queue("mail").add("send", attempts=1)
+    job = app.queue("mail").get_next_job("token")
+    assert job is not None
+    job.log("first")
+    job.log("second\x1b[2J")
+    job.move_to_failed("no")
+    return job
+
+
+def test_single_jobs_are_retried_promoted_and_removed(app: App, bulltask: Bulltask) -> None:
+    queue = app.queue("mail")
+    failed, delayed = failed_job(app), queue.add("send", delay=3600)
+    retried = bulltask("job", "retry", failed.id, "--reset-attempts", "--json")
+    assert (retried.exit_code, json_of(retried, "job retry")["jobs"][0]["outcome"]) == (0, "retried")
+    job = queue.get_job(failed.id)
+    assert job is not None
+    assert (job.attempts_made, str(job.get_state())) == (0, "waiting")
+    assert bulltask("job", "promote", delayed.id).output == f"{delayed.id}  promoted\n"
+    again = bulltask("job", "promote", delayed.id, failed.id, "gone", "--json")
+    assert again.exit_code == 1
+    assert [row["outcome"] for row in json_of(again, "job promote")["jobs"]] == ["rejected", "rejected", "unknown"]
+    gone = bulltask("job", "remove", delayed.id, "gone", "--json", "-q", "mail")
+    assert (gone.exit_code, [row["outcome"] for row in json_of(gone, "job remove")["jobs"]]) == (
+        4,
+        ["removed", "unknown"],
+    )
+    revoked = bulltask("job", "revoke", failed.id, "--json")
+    assert json_of(revoked, "job revoke")["jobs"] == [
+        {"id": failed.id, "queue": "mail", "outcome": "revoked", "error": None}
+    ]
+    assert json_of(bulltask("revoke", failed.id, "--json"), "revoke")["jobs"][0]["outcome"] == "finished"
+
+
+def test_logs_are_printed_in_order_and_escaped(app: App, bulltask: Bulltask) -> None:
+    job = failed_job(app)
+    assert bulltask("job", "logs", job.id).stdout == "first\nsecond\\x1b[2J\n"
+    last = bulltask("job", "logs", job.id, "-n", 1)
+    assert (last.stdout, last.stderr) == ("second\\x1b[2J\n", "the last 1 of 2 lines\n")
+    assert json_of(bulltask("job", "logs", job.id, "--json"), "job logs")["total"] == 2
+    assert bulltask("job", "logs", "gone").exit_code == 4
+
+
+def test_the_tree_of_a_flow_has_the_state_of_each_job(app: App, bulltask: Bulltask) -> None:
+    children = [FlowJob("part", queue="mail", options={"attempts": 1}), FlowJob("other", queue="reports")]
+    root = app.flows().add(FlowJob("all", queue="mail", children=children)).job
+    part = app.queue("mail").get_next_job("token")
+    assert part is not None
+    part.move_to_failed("no paper")
+    shown = bulltask("job", "tree", root.id).stdout.splitlines()
+    assert shown[0] == f"all {root.id}, queue mail: waiting-children"
+    assert sorted(line[3:].partition(" ")[0] + line.partition(":")[2] for line in shown[1:]) == [
+        "other waiting",
+        "part failed: no paper",
+    ]
+    document = json_of(bulltask("job", "tree", root.id, "--json"), "job tree")
+    assert {(child["task"], child["state"]) for child in document["children"]} == {
+        ("part", "failed"),
+        ("other", "waiting"),
+    }
+    cut = json_of(bulltask("job", "tree", root.id, "--json", "--depth", 1), "job tree")
+    assert (cut["children"], cut["children_left_out"]) == ([], 2)
+    assert bulltask("job", "tree", "gone").exit_code == 4
+
+
+def test_schedules_are_added_listed_run_and_removed(app: App, bulltask: Bulltask) -> None:
+    added = bulltask("schedule", "add", "mail", "nightly", "--cron", "0 3 * * *", "--task", "send", "--json")
+    assert added.exit_code == 0, added.output
+    schedule = json_of(added, "schedule add")
+    assert (schedule["cron"], schedule["task"], schedule["next_at"][10:16]) == ("0 3 * * *", "send", "T03:00")
+    data = ["--data", '{"to": "ada"}']
+    assert "every 5.0 min, next " in bulltask("schedule", "add", "mail", "soon", "--every", "5m", *data).output
+    listed = json_of(bulltask("schedule", "list", "--json"), "schedule list")["schedules"]
+    assert [(row["queue"], row["id"], row["every"]) for row in listed] == [
+        ("mail", "soon", 300),
+        ("mail", "nightly", None),
+    ]
+    table = bulltask("schedule", "list", "mail")
+    assert [line.split()[1] for line in table.stdout.splitlines()] == ["id", "soon", "nightly"]
+    assert table.stderr == "2 schedules in 1 queue\n"
+    job_id = json_of(bulltask("schedule", "run", "mail", "soon", "--json"), "schedule run")["id"]
+    job = app.queue("mail").get_job(job_id)
+    assert job is not None
+    assert (job.name, job.data) == ("soon", {"to": "ada"})
+    removed = bulltask("schedule", "remove", "mail", "soon", "gone", "--json")
+    assert (removed.exit_code, json_of(removed, "schedule remove")["schedules"]) == (
+        4,
+        [{"id": "soon", "removed": True}, {"id": "gone", "removed": False}],
+    )
+
+
+def test_a_schedule_is_shown_with_its_last_jobs(app: App, bulltask: Bulltask) -> None:
+    queue = app.queue("mail")
+    queue.schedulers.upsert("often", every=60)
+    job = queue.get_next_job("token")
+    assert job is not None
+    job.move_to_completed(None)
+    shown = json_of(bulltask("schedule", "show", "mail", "often", "--json"), "schedule show")
+    assert [(last["id"], last["state"]) for last in shown["last_jobs"]] == [(job.id, "completed")]
+    text = bulltask("schedule", "show", "mail", "often").stdout
+    assert "rule     every 60.0 s\n" in text
+    assert "  completed\n" in text
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (("show", "mail", "gone"), 4, "queue 'mail' has no schedule 'gone'"),
+        (("run", "mail", "gone"), 4, "queue 'mail' has no schedule 'gone'"),
+        (("list", "nope"), 4, "no queue '{nope}'"),
+        (("add", "mail", "x"), 2, "pass either --every or --cron"),
+        (("add", "mail", "x", "--cron", "nonsense"), 1, "nonsense"),
+        (("add", "mail", "x", "--every", "60", "--data", "{"), 2, "--data is not JSON"),
+        (("add", "mail", "x", "--every", "60", "--end", "2020-01-01"), 1, "end of scheduler 'x' is in the past"),
+        (("pause", "mail", "x"), 2, "BullMQ has no paused schedules"),
+    ],
+)
+def test_what_cannot_be_done_with_a_schedule_is_said(
+    app: App, bulltask: Bulltask, args: tuple[str, ...], code: int, message: str
+) -> None:
+    app.queue("mail").add("send")
+    result = bulltask("schedule", *args)
+    assert (result.exit_code, message in " ".join(result.stderr.split())) == (code, True), result.output
