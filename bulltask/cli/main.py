@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "acl": "bulltask.cli.acl:acl",
     "failures": "bulltask.cli.jobs:failures",
     "gen-ts": "bulltask.cli.tasks:gen_ts",
+    "health": "bulltask.cli.health:health",
     "history": "bulltask.cli.history:history",
     "job": "bulltask.cli.job:job",
     "jobs": "bulltask.cli.jobs:jobs",

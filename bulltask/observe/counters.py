@@ -187,7 +187,7 @@ class MetricsMemory:
         if blocks < 1 or len(set(self.queues)) != len(self.queues):
             raise ValueError(f"metrics need at least one block, and each queue once: {blocks=}, {queues=}")
         limits = (limit.name.lower() for limit in child_limits if limit)
-        exit_reasons = (*limits, "hard_memory_limit", "signal", "cancelled", "crashed")
+        exit_reasons = (*limits, "hard_memory_limit", "unresponsive", "signal", "cancelled", "crashed")
         self._layout = _Layout(self.queues, exit_reasons, (OTHER_TASKS, *tasks[:MAX_TASKS]), slots, tuple(buckets))
         self._block_cells = self._layout.cells
         size = self._block_cells * blocks * _CELL_BYTES

@@ -185,6 +185,8 @@ _CANCEL_HINT: Final = (
 _KILL_HINTS: Final = {
     "hard_memory_limit": "The child's memory exceeded worker_hard_memory_limit. Its jobs run again; a job that exceeds "
     "the limit on its own fails after max_crashes. Raise the limit, or reduce the task's memory use",
+    "unresponsive": "It had no job, and had not asked Redis for one for longer than its timeouts allow: it was "
+    "stopped, or it hung, as its stacks show. No job is affected",
     "exit_timeout": "Its jobs had ended, but a thread or an atexit function had not: a thread that need not end should "
     "be a daemon",
 }
@@ -727,21 +729,21 @@ class ChildDied(Event):
     WARNING,
     hint=lambda e: _KILL_HINTS.get(e.reason, _CANCEL_HINT),
     count=lambda block, e: block.child_replaced(
-        "hard_memory_limit" if e.reason == "hard_memory_limit" else "cancelled"
+        e.reason if e.reason in {"hard_memory_limit", "unresponsive"} else "cancelled"
     ),
 )
 class ChildKilled(Event):
     """The supervisor killed a child; the child is replaced.
 
-    An attempt did not respond to a cancel request, the child exceeded the hard memory limit, or its ``atexit``
-    functions and threads did not end.
+    An attempt did not respond to a cancel request, the child exceeded the hard memory limit, it did not ask for jobs,
+    or its ``atexit`` functions and threads did not end.
     """
 
     index: int
     pid: int
     reason: str
-    """Why an attempt was cancelled, ``"hard_limit"`` or ``"revoked"``; or ``"hard_memory_limit"`` or
-    ``"exit_timeout"``."""
+    """Why an attempt was cancelled, ``"hard_limit"`` or ``"revoked"``; or ``"hard_memory_limit"``, ``"unresponsive"``
+    or ``"exit_timeout"``."""
     jobs: int
     """Number of its jobs."""
 

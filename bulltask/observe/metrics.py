@@ -11,8 +11,9 @@ import signal
 import socket
 import socketserver
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -176,8 +177,16 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def run_exporter(listener: socket.socket, collector: Collector, parent_pid: int) -> None:
-    """Serve ``/metrics`` until SIGTERM or the parent's death. Runs in the forked process and does not return.
+Probes = Mapping[str, Callable[[], Sequence[str]]]
+"""By its path, such as ``/livez``: returns what is wrong with the worker."""
+
+
+def run_exporter(
+    listener: socket.socket, collector: Collector, parent_pid: int, probes: Probes = MappingProxyType({})
+) -> None:
+    """Serve ``/metrics`` and ``probes`` until SIGTERM or the parent's death.
+
+    Runs in the forked process and does not return.
 
     The parent closes its copy of the listener after the fork, and ``parent_pid`` was read before it. The collector
     opens its connections after the fork.
@@ -187,7 +196,7 @@ def run_exporter(listener: socket.socket, collector: Collector, parent_pid: int)
     registry = CollectorRegistry()
     registry.register(collector)
     is_local = listener.getsockname()[0] in {"127.0.0.1", "::1"}
-    with _Server(listener, _with_head(_only_metrics(make_wsgi_app(registry), is_local=is_local))) as server:
+    with _Server(listener, _with_head(_route(make_wsgi_app(registry), probes, is_local=is_local))) as server:
         server.serve_forever()
 
 
@@ -202,8 +211,8 @@ def _reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def _only_metrics(app: WSGIApplication, *, is_local: bool) -> WSGIApplication:
-    """Return an app that serves only the metrics; if it listens on this machine only, only for its own names."""
+def _route(app: WSGIApplication, probes: Probes, *, is_local: bool) -> WSGIApplication:
+    """Return an app for metrics and probes; if it listens on this machine only, only for its own names."""
 
     def serve(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if is_local and host_of(environ.get("HTTP_HOST", "")).lower() not in {"", *LOCAL_HOSTS}:
@@ -211,6 +220,11 @@ def _only_metrics(app: WSGIApplication, *, is_local: bool) -> WSGIApplication:
             return [b"Only requests to this machine are allowed.\n"]
         if environ["PATH_INFO"] in {"/", "/metrics"}:
             return app(environ, start_response)
+        if (probe := probes.get(environ["PATH_INFO"])) is not None:
+            problems = probe()
+            status = "503 Service Unavailable" if problems else "200 OK"
+            start_response(status, [("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store")])
+            return ["\n".join([*(problems or ["ok"]), ""]).encode()]
         start_response("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
         return [b"Not found; the metrics are at /metrics.\n"]
 

@@ -136,6 +136,11 @@ class ReconnectBackoff:
         self._reported.add(message)
 
     @property
+    def failing_since_ms(self) -> int:
+        """When the outage began (monotonic time); 0 if there is none."""
+        return self._since_ms if self.is_active else 0
+
+    @property
     def is_exhausted(self) -> bool:
         """True after more attempts than ``broker_connection_max_retries``."""
         max_retries = self._config.connection_retries

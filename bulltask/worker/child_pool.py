@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from bulltask.config.config import Config
 from bulltask.config.process import BLOCKED_AT_START, CHILD_MARK, anonymous_file, fork_with_blocked_signals, memory_kib
 from bulltask.jobs.clock import mono_ms
 from bulltask.observe.bus import Bus
@@ -46,6 +47,7 @@ __all__ = [
     "ChildPool",
     "Descendants",
     "ForkLauncher",
+    "IdleCheck",
     "Launcher",
     "MemoryCheck",
     "SpawnLauncher",
@@ -344,6 +346,7 @@ def _name_of(task: Path) -> str:
 
 
 HARD_MEMORY_LIMIT: Final = "hard_memory_limit"
+UNRESPONSIVE: Final = "unresponsive"
 BLOCKED_LOOP: Final = "blocked_loop"
 _MIN_LIFETIME_MS: Final = 1_000
 _MAX_BOOT_FAILURES: Final = 5
@@ -374,6 +377,7 @@ class _Child:
     dead_since_ms: int | None = None
     status: int | None = None
     loop_blocked: str = ""
+    unresponsive: str = ""
 
     @property
     def is_blocked(self) -> bool:
@@ -430,6 +434,12 @@ class ChildPool:
     def target(self) -> int:
         """The number of children that should be running."""
         return self._target
+
+    @property
+    def ready(self) -> int:
+        """The number of children that run jobs or wait for them."""
+        staying = [self._children[index] for index in self._staying()]
+        return sum(child.block.run_state is ProcessState.RUN and not child.unresponsive for child in staying)
 
     @property
     def max_children(self) -> int:
@@ -587,6 +597,34 @@ class ChildPool:
             if any(slot.read().state is SlotState.ACTIVE for slot in child.slots)
         ]
 
+    def idle_children(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the index, the pid and the time of the last activity of each child that has no job.
+
+        A child that looks for a job changes the state of a slot before and after each call to Redis.
+        """
+        for index in self._staying():
+            child = self._children[index]
+            states = {slot.state for slot in child.slots}
+            if child.block.run_state is ProcessState.RUN and states <= {SlotState.FREE, SlotState.RESERVED}:
+                yield index, child.pid, max(slot.since_ms for slot in child.slots)
+
+    def suspect(self, index: int, silent_ms: int, step: int) -> None:
+        """Take the next step against a child that seems to hang: log its stacks, stop it, kill it."""
+        child = self._children[index]
+        child.unresponsive = f"it had not asked for a job for {silent_ms / 1000:.0f} s"
+        if step == 0:
+            self.stacks.request(index, child.pid, child.block)
+        else:
+            child.stop_requested |= step > 1
+            _send(child.pid, signal.SIGSTOP if step == 1 else signal.SIGKILL)
+
+    def acquit(self, pid: int) -> None:
+        """Let a child that was suspected continue."""
+        for child in self._children.values():
+            if child.pid == pid:
+                child.unresponsive = ""
+                _send(pid, signal.SIGCONT)
+
     def kill_for_memory(self, index: int, used_kib: int, limit_kib: int) -> None:
         """Kill the child with this index, because its memory exceeds the limit."""
         child = self._children[index]
@@ -665,7 +703,7 @@ class ChildPool:
             del self._slots_by_token[slot.token]
         block = self._slots.children[index]
         block.pid = 0
-        exit_reason = child.exceeded_memory or child.loop_blocked or _exit_reason(status)
+        exit_reason = child.exceeded_memory or child.loop_blocked or child.unresponsive or _exit_reason(status)
         views = [view for view in (slot.read() for slot in child.slots) if view.state is not SlotState.FREE]
         tokens = tuple(view.token for view in views)
         running = frozenset(view.token for view in views if view.state is SlotState.ACTIVE)
@@ -704,6 +742,8 @@ class ChildPool:
             self._bus.emit(ChildKilled(index, child.pid, cancel_reason, jobs))
         elif child.loop_blocked and not exited:
             self._bus.emit(ChildKilled(index, child.pid, BLOCKED_LOOP, jobs))
+        elif child.unresponsive and not exited:
+            self._bus.emit(ChildKilled(index, child.pid, UNRESPONSIVE, 0))
         elif child.exceeded_memory and not exited:
             self._bus.emit(ChildKilled(index, child.pid, HARD_MEMORY_LIMIT, jobs))
         elif exited and has_timed_out:
@@ -801,3 +841,54 @@ class MemoryCheck:
             with suppress(OSError):  # the child has just died
                 if (used_kib := memory_kib(pid)) > self._limit_kib:
                     self._pool.kill_for_memory(index, used_kib, self._limit_kib)
+
+
+_MARGIN_MS: Final = 10_000
+"""How much later than its timeouts allow a child may ask for a job: the machine may be overloaded."""
+
+
+class IdleCheck:
+    """Replaces a child that could take jobs and does not ask for any: it was stopped, or it hangs.
+
+    Only a child without a job is replaced. It is suspected when its silence has lasted for longer than the timeouts of
+    its calls: its stacks are logged; a second later it is stopped, so that it cannot acquire a job in the last moment;
+    and then it is killed, if it has been silent all the time. A child that a debugger holds is left alone.
+
+    Time counts only while this service runs, so a machine that was suspended causes no alarm. While the worker is
+    paused, or Redis fails, children may wait longer.
+    """
+
+    interval_ms = 1_000
+
+    def __init__(self, pool: ChildPool, config: Config, is_off: Callable[[], bool]) -> None:
+        self._pool = pool
+        calls_ms = config.connect_timeout_ms + 2 * config.command_timeout_ms
+        self._max_silence_ms = config.drain_delay_ms + calls_ms + _MARGIN_MS
+        self._is_off = is_off
+        self._silences: dict[tuple[int, int], tuple[int, int]] = {}
+        self._last_ms = 0
+
+    def tick(self, now_ms: int, _missed: int, /) -> None:
+        """Check all children that have no job."""
+        elapsed_ms = min(now_ms - self._last_ms, 2 * self.interval_ms)
+        self._last_ms = now_ms
+        before = self._silences
+        self._silences = {}
+        for index, pid, active_ms in () if self._is_off() else self._pool.idle_children():
+            silent_ms, step = before.pop((pid, active_ms), (-elapsed_ms, 0))
+            silent_ms += elapsed_ms
+            if silent_ms >= self._max_silence_ms and not _is_traced(pid):
+                self._pool.suspect(index, silent_ms, step)
+                step += 1
+            self._silences[pid, active_ms] = silent_ms, step
+        for (pid, _), (_, step) in before.items():
+            if step:
+                self._pool.acquit(pid)
+
+
+def _is_traced(pid: int) -> bool:
+    """Whether a debugger holds the process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "t"
+    except OSError:
+        return False

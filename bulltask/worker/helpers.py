@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -340,21 +340,23 @@ class HookProcess(PipedProcess):
 
 
 class MetricsProcess(HelperProcess):
-    """The process that serves ``/metrics``.
+    """The process that serves ``/metrics``, and the probes.
 
     The constructor binds the port, so that the worker does not start with an invalid port; :meth:`start` forks the
     process. The supervisor keeps the socket, so a client that connects while the process is dead is served by the next.
+    ``probes`` returns for ``/livez`` and ``/readyz`` what is wrong.
     """
 
     title, stop_timeout_ms = "Metrics exporter", 1_000
     kill_hint = "It was stopped or suspended"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - one for each part that it connects
         self,
         config: Config,
         memory: MetricsMemory,
         worker_id: str,
         queue_lengths: Callable[[], Mapping[str, Mapping[str, int]]],
+        probes: Mapping[str, Callable[[], Sequence[str]]],
         close_inherited: Callable[[], None],
         logger: FilteringBoundLogger,
     ) -> None:
@@ -364,6 +366,7 @@ class MetricsProcess(HelperProcess):
         self._memory = memory
         self._worker_id = worker_id
         self._lengths = queue_lengths
+        self._probes = probes
         self._socket: socket.socket = bind(config.metrics_host, config.metrics_port or 0)
 
     def close_inherited(self) -> None:
@@ -380,7 +383,7 @@ class MetricsProcess(HelperProcess):
         listener = self._socket.dup()
         self._close_inherited()  # also the other copy of the socket
         collector = MetricsCollector(self._memory, self._worker_id, self._lengths)
-        run_exporter(listener, collector, parent_pid)  # unblocks the signals once it has handlers
+        run_exporter(listener, collector, parent_pid, self._probes)  # unblocks the signals once it has handlers
 
 
 class OutboxProcess(PipedProcess):

@@ -21,13 +21,14 @@ from bulltask.config.config import SETTINGS, Config
 from bulltask.config.process import anonymous_file, life_line, memory_kib
 from bulltask.config.settings import CONFIG_VARIABLE, ENV_PREFIX, FILE_VARIABLES
 from bulltask.config.urls import redact_command
+from bulltask.jobs.clock import mono_ms
 from bulltask.jobs.errors import BrokerAuthError, BrokerConfigError, BrokerError, ScriptIntegrityError, did_you_mean
 from bulltask.jobs.fields import KEEP_FAILED
 from bulltask.jobs.names import EVERY_QUEUE, bullmq_name, check_queue_name
 from bulltask.lua import loader
 from bulltask.observe.bus import Bus
 from bulltask.observe.counters import MetricsListener, MetricsMemory
-from bulltask.observe.events import RedisReconnected, WorkerRestarting, WorkerStarted
+from bulltask.observe.events import ChildStarted, RedisReconnected, WorkerRestarting, WorkerStarted, WorkerStopping
 from bulltask.observe.log import LogListener, configure_logging, listener_errors, worker_id
 from bulltask.observe.signals import worker_init
 from bulltask.registry.task import close_connections
@@ -59,6 +60,7 @@ from bulltask.worker.child_pool import (
     ChildPool,
     Descendants,
     ForkLauncher,
+    IdleCheck,
     Launcher,
     MemoryCheck,
     SpawnLauncher,
@@ -66,6 +68,7 @@ from bulltask.worker.child_pool import (
     choose_launcher,
 )
 from bulltask.worker.fleet import IncompatibleJobs, QueueCheck, RateLimitCheck, StateReport
+from bulltask.worker.health import SLOTS_NAME, HealthReport, Pulse, Vitals
 from bulltask.worker.helpers import GuardProcess, HelperProcess, HookProcess, MetricsProcess, OutboxProcess, WorkerInfo
 from bulltask.worker.limits import Canceller, RevocationCheck, TimeLimitCheck
 from bulltask.worker.locks import Heartbeat, StalledCheck
@@ -298,6 +301,9 @@ def default_queues(app: App) -> tuple[str, ...]:
     return tuple(dict.fromkeys([app._config.default_queue, *queues]))
 
 
+_STARTING_TURN_MS: Final = 1_000
+
+
 class _Assembly:
     """The parts of one worker, created in the order of their dependencies."""
 
@@ -328,16 +334,18 @@ class _Assembly:
         self.keys = [self.broker.keys(queue) for queue in queues]
         self.beat: Beat | None = None
         self.broker.clock.on_change = self._report_clock_change
-        self.limits = CallLimits(self.broker.endpoint.primary)
+        # Includes room for children that TTIN adds, because the shared memory cannot grow.
+        self.max_children = 2 * (config.autoscale.maximum if config.autoscale else config.children) + 2
+        self.slots_fd = anonymous_file(SLOTS_NAME)
+        self.slots = Slots(self.max_children, slots_per_child(app), self.slots_fd)
+        self.slots.health.open(self.worker_id)
+        self.pulse = Pulse(self.slots.health, process_spec.manager)
+        self.limits = CallLimits(self.broker.endpoint.primary, self.pulse.beat)
         self.client = self._client()
         self.named_connections = NamedConnections(self._client, self.broker, queues, self.worker_id, self.backoff)
         self.info = WorkerInfo(self.worker_id, app, queues, config.concurrency)
         self.hook_process = HookProcess(self.info, self.bus, self._is_ready, self._close_inherited, self.logger)
         self.outbox_process = OutboxProcess(app, self._close_inherited, self.logger)
-        self.slots_fd = anonymous_file("bulltask-slots")
-        # Includes room for children that TTIN adds, because the shared memory cannot grow.
-        self.max_children = 2 * (config.autoscale.maximum if config.autoscale else config.children) + 2
-        self.slots = Slots(self.max_children, slots_per_child(app), self.slots_fd)
         self.guard = GuardProcess(self.worker_id, self.slots, self.slots_fd, self._close_inherited, self.logger)
         self.metrics_fd = None if config.metrics_port is None else anonymous_file("bulltask-metrics")
         self.memory = self._metrics_memory()
@@ -355,14 +363,14 @@ class _Assembly:
         self.signals.install(self.wakeup_pipe)
         self.signals.on_stop = lambda: self.limits.end_calls_in(SIGNAL_PATIENCE_MS)
         try:
+            if self.exporter is not None:
+                self.exporter.start()  # so that metrics and probes do not wait for Redis
             startup_check = StartupCheck(
                 self.client, self.keys, self.config, self.logger, self.backoff, self._needed_connections()
             )
-            failure = startup_check.run(self.signals.wait, lambda: self.signals.contains({*STOP_METHODS, "restart"}))
+            failure = startup_check.run(self._wait_for_redis, self._is_asked_to_stop)
             if failure is None:
                 self._limit_named_connections(startup_check.max_clients)
-                if self.exporter is not None:
-                    self.exporter.start()
                 self.hook_process.start()
                 code, restart = self._supervise()
             else:
@@ -375,6 +383,21 @@ class _Assembly:
                 helper.wait(self.end_by_ms)
             self._close_inherited()
         return self._restart() if restart else code
+
+    def _is_asked_to_stop(self) -> bool:
+        return self.signals.contains({*STOP_METHODS, "restart"})
+
+    def _wait_for_redis(self, timeout_ms: float) -> None:
+        """Wait before the next attempt to reach Redis at the start, and do meanwhile what cannot wait for it."""
+        self.pulse.report(Vitals(failing_since_ms=self.backoff.failing_since_ms))
+        until_ms = mono_ms() + timeout_ms
+        while not self._is_asked_to_stop():
+            self.pulse.beat()
+            if self.exporter is not None:
+                self.exporter.tick(0, 0)
+            if (left_ms := until_ms - mono_ms()) <= 0:
+                return
+            self.signals.wait(min(left_ms, _STARTING_TURN_MS))
 
     def _report_clock_change(self, changed_ms: int) -> None:
         if changed_ms < 0 and self.beat is not None:
@@ -450,6 +473,8 @@ class _Assembly:
         canceller = Canceller(pool, bus)
         time_limits = TimeLimitCheck(pool.overdue_views, canceller.cancel)
         revocation_check = RevocationCheck(self.broker, keys, canceller.cancel_jobs, client, bus, backoff)
+        bus.subscribe(WorkerStopping, self.pulse.stopping)
+        bus.subscribe(ChildStarted, lambda _: self.pulse.beat())  # forking many children of a large app takes long
         services: list[Service] = [
             heartbeat,
             Takeover(pool.blocks, self.slots.control, keys, client, backoff),
@@ -467,6 +492,8 @@ class _Assembly:
             queue_check,
             report,
             *self._helpers(),
+            IdleCheck(pool, config, lambda: self.slots.control.paused or backoff.is_active),
+            HealthReport(self.pulse, lambda: self._vitals(pool)),
             *self._sizing(pool),
             *self._stopping(pool, lambda reason: supervisor.finish(reason)),  # noqa: PLW0108 - defined below
         ]
@@ -481,6 +508,16 @@ class _Assembly:
         report.leave()
         self.end_by_ms = supervisor.end_by_ms
         return code, supervisor.restarting
+
+    def _vitals(self, pool: ChildPool) -> Vitals:
+        return Vitals(
+            started=True,
+            closing=self.slots.control.stopping,
+            paused=pool.is_paused,
+            children=pool.target,
+            ready=pool.ready,
+            failing_since_ms=self.backoff.failing_since_ms,
+        )
 
     def _create_beat(self) -> Beat:
         worker = BeatWorker(self.worker_id, self.queues, self._program())
@@ -651,6 +688,7 @@ class _Assembly:
             self.memory,
             self.worker_id,
             lambda: queue_lengths(client, self.keys),
+            {"/livez": self.slots.health.not_alive, "/readyz": self.slots.health.not_ready},
             self._close_inherited,
             self.logger,
         )

@@ -27,6 +27,7 @@ from bulltask.jobs.errors import ConfigError
 from bulltask.observe.bus import Bus
 from bulltask.observe.events import ChildLimitReached
 from bulltask.transport.endpoint import PrimaryState
+from bulltask.worker.health import HEALTH_AT, HealthPage
 
 if sys.platform != "win32":  # there, tasks that run in the test's or the caller's process import this module
     import fcntl
@@ -637,7 +638,9 @@ class ChildBlock:
 
 
 class Slots:
-    """The shared memory: the control page, and one block per child. A block that is never used needs no memory.
+    """The shared memory: a page with orders and the worker's health, and one block per child.
+
+    A block that is never used needs no memory.
 
     It has no name in the file system, so a killed worker leaves no files. Spawned children need its descriptor.
 
@@ -654,7 +657,8 @@ class Slots:
         if fd is not None and os.fstat(fd).st_size == 0:
             os.ftruncate(fd, total)
         self._memory = memoryview(mmap.mmap(-1 if fd is None else fd, total))
-        self.control = ControlPage(self._memory[:page], fd)
+        self.control = ControlPage(self._memory[:HEALTH_AT], fd)
+        self.health = HealthPage(self._memory[HEALTH_AT:page])
         starts = range(page, total, stride)
         self.children = [ChildBlock(self._memory[start : start + size], per_child, fd, start) for start in starts]
         self.pids_at = range(page + _PID * _WORD, total, stride)

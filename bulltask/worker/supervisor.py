@@ -35,6 +35,7 @@ from bulltask.transport.call import Call, SyncClient, command
 from bulltask.transport.endpoint import Endpoint, KnownPrimary
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child_pool import ChildBootError, ChildPool
+from bulltask.worker.health import ServiceManager
 from bulltask.worker.recovery import Recovery
 from bulltask.worker.slots import ControlPage, ExitCode, ProcessState, WakeupPipe
 
@@ -194,6 +195,7 @@ class ProcessSpec:
         self.signals.install_early()
         self._directory = _directory()
         self._environ = dict(os.environ)
+        self.manager = ServiceManager(os.environ)
         self._terminals = [fd for fd in range(3) if os.isatty(fd)]
 
     @property
@@ -356,10 +358,14 @@ class CallLimits:
     as long as the timeouts of all calls that follow each other. The timer interrupts a call that is already waiting:
     the system call ends early only if a signal handler raises an exception. A client then raises
     ``BrokerUnavailableError``.
+
+    Attributes:
+        beat: Records progress; called before each call, because a turn of the loop may make many.
     """
 
-    def __init__(self, primary: KnownPrimary | None = None) -> None:
+    def __init__(self, primary: KnownPrimary | None = None, beat: Callable[[], None] = lambda: None) -> None:
         self._primary = primary
+        self.beat = beat
         self._waiting = self._is_over = False
         self._patience_ms = self._give_up_ms = 0
 
@@ -405,6 +411,7 @@ class CallLimits:
 
     def interrupt(self, wait: Callable[[], T]) -> T:
         """Wait within the limit of :meth:`end_calls_in`, which raises ``BrokerUnavailableError``, without a client."""
+        self.beat()
         if self._is_over:
             raise BrokerUnavailableError(_NO_TIME_LEFT)
         self._waiting = True
@@ -619,6 +626,7 @@ class Supervisor:
         self._signals.on_stop = self._limit_current_call
         while self._state is not ProcessState.CLOSED:
             self._signals.wait(wait_ms)
+            self._limits.beat()
             if names := self._signals.pop_all():
                 for name in names:
                     getattr(self, name)()

@@ -33,6 +33,7 @@ class Worker:
             end_calls_in=self.limits_ms.append,
             end_calls_without_reply_in=self.limits_ms.append,
             has_given_up=False,
+            beat=lambda: None,
         )
         self.supervisor = Supervisor(fake, fake, fake, process, Settings({}, {}).freeze(), bus, limits)
         self.exit_code = self.supervisor.run()

@@ -1,0 +1,288 @@
+"""Probes that do not lie: ``/livez``, ``/readyz`` and ``bulltask health``, whatever is wrong with the worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from functools import partial
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from bulltask.cli.main import main
+from bulltask.embedded.server import pick_port
+from bulltask.testing.worker import wait_until
+from bulltask.worker import health
+from tests.support.command_output import json_of
+from tests.support.processes import parent_of
+from tests.support.worker import Worker
+from tests.support.worker_harness import WorkerHarness
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+
+PATIENCE_MS = 1_500
+IMPATIENT = f"""
+from bulltask.worker import health
+health.LIVE_MS = {PATIENCE_MS}
+"""
+
+
+def probe(port: int, path: str) -> tuple[int, str]:
+    """Return the status and the body of a probe."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except urllib.error.URLError:
+        return 0, ""  # not started yet
+
+
+def wait_for_probe(port: int, path: str, status: int, text: str = "") -> None:
+    """Wait until a probe has this status, and a body with this text."""
+
+    def answers() -> bool:
+        found, body = probe(port, path)
+        return found == status and text in body
+
+    wait_until(answers, 60, f"{status} {text!r} from {path}")
+
+
+def check(*arguments: str) -> tuple[int, str]:
+    """Run ``bulltask health``; return its exit code and what it prints."""
+    command = [sys.executable, "-m", "bulltask", "health", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return done.returncode, done.stdout + done.stderr
+
+
+def exporter_of(worker: Worker) -> int:
+    """Return the pid of the process that serves the metrics, the first helper that a worker starts."""
+    pids = [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
+    return min(pid for pid in pids if parent_of(pid) == worker.pid)
+
+
+# ---- Redis ----------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_and_probes_answer_while_redis_is_down_at_the_start_and_later(harness: WorkerHarness) -> None:
+    proxy, port = harness.proxy(), pick_port()
+    proxy.refuse()
+    worker = harness.worker(via=proxy, children=1, settings={"metrics_port": port, "worker_name": "early"})
+    worker.wait_for_line("Redis disconnected")
+
+    assert probe(port, "/livez") == (200, "ok\n")
+    wait_for_probe(port, "/readyz", 503, "Redis does not serve it, for ")
+    assert "it is starting" in probe(port, "/readyz")[1]
+    assert probe(port, "/metrics")[0] == 200
+    pid = str(worker.pid)
+    assert check("live", "--pid", pid)[0] == 0
+    code, text = check("ready", "--worker", "early")
+    assert (code, "not ready: Redis does not serve it" in text) == (1, True), text
+
+    killed = exporter_of(worker)
+    os.kill(killed, signal.SIGKILL)
+    assert worker.wait_for_line("Metrics exporter died")[0]["pid"] == killed
+    assert probe(port, "/livez") == (200, "ok\n")
+    assert not Path(f"/proc/{killed}").exists(), "it was reaped"
+
+    proxy.accept()
+    wait_for_probe(port, "/readyz", 200, "ok")
+    assert check("--worker", "early") == (0, f"{worker.logged('Worker started')[0]['worker_id']}: ready\n")
+
+    proxy.refuse()
+    proxy.reset()
+    wait_for_probe(port, "/readyz", 503, "Redis does not serve it")
+    assert probe(port, "/livez")[0] == 200
+    proxy.accept()
+    wait_for_probe(port, "/readyz", 200)
+    assert worker.stop() == 0
+
+
+# ---- the worker -----------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_whose_supervisor_was_stopped_is_not_alive(
+    harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "LIVE_MS", PATIENCE_MS)
+    port = pick_port()
+    worker = harness.worker(IMPATIENT, children=1, settings={"metrics_port": port})
+    wait_for_probe(port, "/readyz", 200)
+    worker.send(signal.SIGSTOP)
+    wait_for_probe(port, "/livez", 503, "its supervisor has been stopped or has hung for ")
+    assert probe(port, "/readyz")[0] == 503
+    [page] = [page for page in health.find_workers() if page.pid == worker.pid]
+    assert page.not_alive()
+    worker.send(signal.SIGCONT)
+    wait_for_probe(port, "/livez", 200)
+    assert page.not_alive() == []
+    assert worker.stop() == 0
+
+
+def test_a_paused_worker_is_alive_but_not_ready_and_says_what_resumes_it(harness: WorkerHarness) -> None:
+    worker = harness.worker(children=1, settings={"worker_name": "paused-one", "worker_paused": True})
+    worker.wait_for_line("Worker paused")
+    run = partial(CliRunner().invoke, main)
+    wait_until(lambda: "it is paused" in run(["health", "-w", "paused-one"]).output, 60, "a paused worker")
+    worker_id = worker.logged("Worker started")[0]["worker_id"]
+    shown = json_of(run(["health", "live", "-w", worker_id, "--json"]), "health")
+    assert shown == {
+        "check": "live",
+        "ok": True,
+        "workers": [{"id": worker_id, "pid": worker.pid, "ok": True, "problems": []}],
+    }
+    worker.send(signal.SIGCONT)
+    wait_until(lambda: run(["health", "ready", "--pid", str(worker.pid)]).exit_code == 0, 60, "a worker that is ready")
+    assert worker.stop() == 0
+    assert run(["health", "live", "-w", "paused-one"]).exit_code == 69
+
+
+# ---- children -------------------------------------------------------------------------------------------------------
+
+QUICK_CHECK = """
+from bulltask.worker import child_pool, health
+child_pool._MARGIN_MS = 300
+child_pool.IdleCheck.interval_ms = 150
+health.HealthReport.interval_ms = 50
+"""
+SHORT_TIMEOUTS = {"drain_delay": 0.2, "redis_socket_timeout": 0.1, "redis_socket_connect_timeout": 0.1}
+SILENCE_S = 0.8
+
+
+def test_a_stopped_child_without_a_job_is_replaced_and_one_that_runs_a_job_is_not(harness: WorkerHarness) -> None:
+    port = pick_port()
+    worker = harness.worker(QUICK_CHECK, children=2, settings={**SHORT_TIMEOUTS, "metrics_port": port})
+    running = harness.hold()
+    busy = int(harness.wait_for_start(running)["pid"])
+    idle = next(line["pid"] for line in worker.wait_for_line("Child started", count=2) if line["pid"] != busy)
+    harness.wait_until_idle(1)
+    for pid in (idle, busy):
+        os.kill(pid, signal.SIGSTOP)
+    job = harness.app.send_task("quick")
+
+    line = worker.wait_for_line("Child killed", reason="unresponsive")[0]
+    assert (line["pid"], line["jobs"]) == (idle, 0)
+    job.get(timeout=60)
+    assert 'bullmq_children_replaced_total{reason="unresponsive"} 1.0' in probe(port, "/metrics")[1]
+    wait_for_probe(port, "/readyz", 200)
+    os.kill(busy, signal.SIGCONT)
+    harness.open_gate()
+    assert running.get(timeout=60) == "gate"
+    assert (harness.start_count(running), harness.start_count(job)) == (1, 1)
+    assert worker.stop() == 0
+
+
+def test_a_worker_whose_children_were_all_stopped_is_not_ready_until_they_are_replaced(harness: WorkerHarness) -> None:
+    port = pick_port()
+    worker = harness.worker(QUICK_CHECK, children=2, settings={**SHORT_TIMEOUTS, "metrics_port": port})
+    worker.wait_for_line("Child started", count=2)
+    wait_for_probe(port, "/readyz", 200)
+    for pid in (line["pid"] for line in worker.logged("Child started")):
+        os.kill(pid, signal.SIGSTOP)
+    wait_for_probe(port, "/readyz", 503, "none of its 2 children runs jobs or waits for them")
+    assert probe(port, "/livez")[0] == 200
+    wait_for_probe(port, "/readyz", 200)
+    assert len(worker.logged("Child killed", reason="unresponsive")) == 2
+    harness.app.send_task("quick").get(timeout=60)
+    assert worker.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "started"),
+    [
+        ({"worker_paused": True}, [], 0),
+        ({"limiter": "1/60s"}, [], 1),
+        ({}, ["--max-jobs", "2"], 2),
+    ],
+    ids=["paused", "limits of the queue", "no permits"],
+)
+def test_a_child_that_may_not_take_jobs_is_not_replaced(
+    harness: WorkerHarness, settings: dict[str, object], options: list[str], started: int
+) -> None:
+    if "limiter" in settings:
+        harness.app.queue("default").set_global_concurrency(2)
+    worker = harness.worker(QUICK_CHECK, children=3, settings={**SHORT_TIMEOUTS, **settings}, options=options)
+    for _ in range(4):
+        harness.hold()
+    worker.wait_for_line("Child started", count=3)
+    harness.journal.wait_for(started, what="start")
+    threading.Event().wait(1.5 * SILENCE_S)
+    assert [worker.logged(event) for event in ("Child killed", "Stacks")] == [[], []]
+
+
+# ---- systemd --------------------------------------------------------------------------------------------------------
+
+TELL = """
+import subprocess
+from bulltask.worker import health
+health._EXTEND_MS = 100
+
+@app.task(name="variables")
+def variables():
+    own = [name for name in os.environ if name.startswith(("NOTIFY", "WATCHDOG"))]
+    return own, subprocess.run(["env"], capture_output=True, text=True).stdout.count("NOTIFY_SOCKET")
+"""
+
+
+class Receiver:
+    """A service manager's socket, with an abstract name or a path."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind("\0" + address[1:] if address.startswith("@") else address)
+        self.socket.settimeout(60)
+
+    def wait_for(self, line: str) -> list[str]:
+        """Return the lines of the next message with this line; skip other messages."""
+        while line not in (lines := self.socket.recv(4096).decode().splitlines()):
+            pass
+        return lines
+
+
+def test_systemd_is_told_what_the_worker_does(harness: WorkerHarness, tmp_path: Path) -> None:
+    receiver = Receiver(str(tmp_path / "notify"))
+    proxy = harness.proxy()
+    proxy.refuse()
+    environ = {"NOTIFY_SOCKET": receiver.address, "WATCHDOG_USEC": "200000", "WATCHDOG_PID": ""}
+    worker = harness.worker(TELL, via=proxy, children=1, environ=environ)
+    receiver.wait_for("EXTEND_TIMEOUT_USEC=15000000")
+    receiver.wait_for("STATUS=Not ready: Redis does not serve it")
+    proxy.accept()
+    assert receiver.wait_for("READY=1") == ["READY=1", "STATUS=Ready"]
+    receiver.wait_for("WATCHDOG=1")
+    assert harness.app.send_task("variables").get(timeout=60) == [[], 0]
+
+    worker.send(signal.SIGTSTP)
+    receiver.wait_for("STATUS=Not ready: it is paused: send CONT to the supervisor to resume it")
+    worker.send(signal.SIGHUP)
+    reloading = receiver.wait_for("RELOADING=1")
+    assert reloading[1].startswith("MONOTONIC_USEC=")
+    assert receiver.wait_for("READY=1") == ["READY=1", "STATUS=Ready"]
+    worker.wait_for_line("Worker started", count=2)
+    harness.wait_for_start(harness.hold())
+    worker.send(signal.SIGTERM)
+    assert receiver.wait_for("STOPPING=1")[1] == "STATUS=Stopping (warm): 1 jobs are running"
+    receiver.wait_for("EXTEND_TIMEOUT_USEC=15000000")
+    receiver.wait_for("WATCHDOG=1")
+    harness.open_gate()
+    assert worker.wait() == 0
+    receiver.socket.close()
+
+
+def test_a_watchdog_for_another_process_is_not_served() -> None:
+    name = f"@bulltask-{os.getpid()}-other"
+    receiver, environ = Receiver(name), {"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"}
+    manager = health.ServiceManager(environ)
+    assert environ == {}
+    manager.keep_alive(extend=False)
+    manager.notify("READY=1")
+    assert receiver.socket.recv(100) == b"READY=1"
+    receiver.socket.close()
