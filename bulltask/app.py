@@ -13,7 +13,8 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, ParamSpec, TypeVar, Unpack, cast, overload
+from weakref import WeakSet
 
 from bulltask import embedded
 from bulltask.config.config import Config
@@ -134,6 +135,10 @@ class App:
     task_cls: type[AnyTask[..., Any]] | str | None = None
     """For a subclass to set: the default of the argument ``task_cls``."""
 
+    _instances: ClassVar[WeakSet[App]] = WeakSet()
+    _when_created: ClassVar[list[Callable[[App], object]]] = []
+    """What instruments all apps of a process, also those that are created later."""
+
     def __init__(
         self, name: str = "app", broker_url: str | SecretUrl | None = None, **settings: Unpack[AppOptions]
     ) -> None:
@@ -168,6 +173,9 @@ class App:
         self.conf.when_switched(self._connect_again)
         if settings.get("set_as_current", True):
             self.set_current()
+        self._instances.add(self)
+        for instrument in self._when_created:
+            instrument(self)
 
     def __repr__(self) -> str:
         return f"<App {self.name}: {len(self.tasks)} tasks>"

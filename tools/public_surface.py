@@ -19,6 +19,7 @@ from typing import Any
 PUBLIC = (
     "bulltask",
     "bulltask.contrib.django",
+    "bulltask.contrib.opentelemetry",
     "bulltask.errors",
     "bulltask.events",
     "bulltask.exceptions",

@@ -115,6 +115,11 @@ class MiddlewareList:
         if not any(type(one) is type(middleware) for one in self.running):
             self.running = (middleware, *self.running)
 
+    def remove(self, kind: type[Middleware]) -> None:
+        """Remove the middleware of a class."""
+        self.sending = tuple(one for one in self.sending if type(one) is not kind)
+        self.running = tuple(one for one in self.running if type(one) is not kind)
+
 
 def _overrides(kind: type[Middleware], names: tuple[str, ...]) -> bool:
     return any(getattr(kind, name) is not getattr(Middleware, name) for name in names)

@@ -42,6 +42,7 @@ from bulltask.registry.request import current_job, origin_of_jobs_sent_by, sent_
 from bulltask.registry.task import AnyTask
 from bulltask.transport.call import command
 from bulltask.transport.operation import run_sync
+from bulltask.transport.produce import traced_flow
 from bulltask.transport.scripts.add import IdempotentWrite
 
 __all__ = [
@@ -107,7 +108,8 @@ class OutboxBase:
         plan, now_ms = self._plan(call), self.app._now_ms()
 
         def write(roots: Sequence[PlannedJob]) -> None:
-            insert(_row(roots, now_ms))
+            with traced_flow(roots):
+                insert(_row(roots, now_ms))
 
         self.app._send_planned(plan.roots, write)
         return plan.result(self._results(), now_ms)
@@ -117,7 +119,8 @@ class OutboxBase:
         plan, now_ms = self._plan(call), self.app._now_ms()
 
         async def write(roots: Sequence[PlannedJob]) -> None:
-            await insert(_row(roots, now_ms))
+            with traced_flow(roots):
+                await insert(_row(roots, now_ms))
 
         await self.app._asend_planned(plan.roots, write)
         return plan.result(self._results(), now_ms)

@@ -324,6 +324,8 @@ class Request:
         replaced_task_nesting: How many tasks have replaced themselves, one by the next, until this one.
         app_id: The name of the worker's app.
         hostname: The worker's id.
+        telemetry_metadata: The trace context of the sender, as BullMQ stores it: a JSON object of headers, such as
+            ``traceparent``. ``None`` if the sender has not stored any.
     """
 
     id: str = cast(str, None)  # a string in every job, so code that type checkers check need not test it
@@ -350,6 +352,7 @@ class Request:
     replaced_task_nesting: int = 0
     app_id: str = ""
     hostname: str = ""
+    telemetry_metadata: str | None = None
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return an attribute or a header, or ``default`` (Celery's ``request.get``)."""
@@ -451,6 +454,7 @@ class Request:
             expires_ms=job.expires_ms,
             app_id=app_id,
             hostname=hostname,
+            telemetry_metadata=job.opts.get("tm"),
             **ancestry(job),
         )
 

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from itertools import chain, groupby
 from operator import attrgetter
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, ClassVar, Final, NoReturn, Protocol, TypeVar
 
 from bulltask.config.config import Config
 from bulltask.jobs import clock as loop_timers
 from bulltask.jobs.backoff import reconnect_delay_ms
 from bulltask.jobs.clock import ServerClock, mono_ms
 from bulltask.jobs.errors import BrokerError, BrokerNotReadyError, BrokerUnavailableError
-from bulltask.jobs.job import NewJob, text_chars
+from bulltask.jobs.job import NewJob, PlannedJob, in_order, text_chars
 from bulltask.transport.call import AnyAsyncClient, Call, QueueKeys, command
 from bulltask.transport.client import ClientPool
 from bulltask.transport.cluster import check_one_slot
 from bulltask.transport.cluster_slots import slot_of
 from bulltask.transport.scripts.add import IdempotentWrite, SendResult, add_job, add_jobs_once, write_queue_meta
 
-__all__ = ["PROTOCOL_VERSION", "Producer", "wait_for_replicas"]
+__all__ = ["PROTOCOL_VERSION", "Producer", "SendTracer", "traced_flow", "wait_for_replicas"]
 
 BULK: Final = 1_000
 """Maximum number of jobs in one round trip."""
@@ -43,12 +44,25 @@ _queue: Callable[[NewJob], str] = attrgetter("queue")
 _RETRYABLE: Final = (BrokerUnavailableError, BrokerNotReadyError)
 
 
+class SendTracer(Protocol):
+    """Traces sends: a send takes place in the context, and sends the jobs that the context returns."""
+
+    def sending(self, jobs: Sequence[NewJob], *, is_flow: bool = False) -> AbstractContextManager[Sequence[NewJob]]:
+        """Return the context of a send of ``jobs``, or of a flow that consists of them."""
+        ...
+
+
 class Producer:
     """Adds jobs. A send that is retried because the connection broke adds no job twice.
 
     A send whose reply was lost is retried: bulltask creates the job ids, and the add scripts return the id of an
     existing job without adding it again. (With ids from Redis' counter, 10 lost replies in 30 sends led to 40 jobs.)
+
+    Attributes:
+        tracer: Traces the sends of all apps in this process; ``None`` if they are not traced.
     """
+
+    tracer: ClassVar[SendTracer | None] = None
 
     def __init__(
         self,
@@ -78,7 +92,10 @@ class Producer:
             BrokerError: A round trip failed after all retries, or at its deadline. Jobs of earlier round trips are
                 stored; it is unknown whether the jobs of the failed one are. Sending the same jobs again is safe.
         """
-        return self._send(jobs, self._add)
+        if self.tracer is None:
+            return self._send(jobs, self._add)
+        with self.tracer.sending(jobs) as traced:
+            return self._send(traced, self._add)
 
     def send_once(self, jobs: Sequence[NewJob], write: IdempotentWrite) -> list[SendResult]:
         """Add the jobs that ``write`` has not added before. Returns a result for each of ``jobs``.
@@ -94,6 +111,12 @@ class Producer:
 
     async def asend(self, jobs: Sequence[NewJob]) -> list[str]:
         """:meth:`send` for asyncio."""
+        if self.tracer is None:
+            return await self._asend(jobs)
+        with self.tracer.sending(jobs) as traced:
+            return await self._asend(traced)
+
+    async def _asend(self, jobs: Sequence[NewJob]) -> list[str]:
         ids: list[str] = []
         for part in self._parts(jobs):
             budget = RetryBudget(self._config, part)
@@ -167,6 +190,19 @@ class Producer:
 
     def _slot(self, call: Call[Any]) -> int:
         return (slot_of([call]) if self._is_cluster else None) or 0
+
+
+@contextmanager
+def traced_flow(roots: Sequence[PlannedJob]) -> Iterator[None]:
+    """Trace what adds the jobs of these trees, which receive the context of the trace, if sends are traced."""
+    if Producer.tracer is None or not roots:
+        yield
+        return
+    planned = list(in_order(roots))
+    with Producer.tracer.sending([one.job for one in planned], is_flow=True) as jobs:
+        for one, job in zip(planned, jobs, strict=True):
+            one.job = job
+        yield
 
 
 def wait_for_replicas(config: Config, keys: QueueKeys) -> list[Call[Any]]:

@@ -810,6 +810,7 @@ def _in_other_queue(attempt: Attempt, outcome: RetriedOutcome) -> Signature[Any,
         "headers": job.headers,
         "soft_time_limit": job.opts.time_limits.soft_s,
         "time_limit": job.opts.time_limits.hard_s,
+        "telemetry_metadata": job.opts.get("tm"),
     }
     if outcome.expires_ms is not None or job.expires_ms is not None:
         options["expires"] = datetime.fromtimestamp((outcome.expires_ms or job.expires_ms or 0) / 1000, UTC)

@@ -1,13 +1,13 @@
-"""The lines of the page about Sentry and OpenTelemetry, with both libraries: in a worker, and in this process."""
+"""Sentry, with the lines of its page, and OpenTelemetry: in workers, and in this process."""
 
 from __future__ import annotations
 
 import gzip
-import itertools
 import json
 import queue
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,18 +16,16 @@ from typing import Any
 
 import pytest
 import sentry_sdk
-from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from bulltask import App, Context
 from bulltask.testing import InlineWorker, use_server
+from tests.support.payloads import ENCRYPTION_KEY
 from tests.support.programs import ROOT
+from tests.support.spans import EXPORTED, python_spans
 from tests.support.worker_harness import WorkerHarness
 
 PAGE = ROOT / "docs/how-to/sentry-opentelemetry.md"
-SENTRY, TRACING, PROVIDER = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+SENTRY, *_ = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 FAST = "traces_sample_rate=1.0, auto_enabling_integrations=False"  # does not import Django, Flask and all others
 TASKS = """
 import logging
@@ -147,78 +145,63 @@ def test_a_send_passes_the_trace_of_sentry_on(broker_url: str, sentry: SentrySer
 
 
 @pytest.mark.redis
-def test_spans_of_opentelemetry_continue_the_trace(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    app, exporter, provider = App("otel", broker_url), InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
-    exec(compile(TRACING, str(PAGE), "exec", dont_inherit=True), {"__name__": "page", "app": app})
-    exec(compile(PROVIDER, str(PAGE), "exec", dont_inherit=True), {"__name__": "page", "trace": trace})
-
-    @app.task(name="child")
-    async def child() -> None:
-        raise KeyError("broken")
-
-    @app.task(name="parent")
-    def parent() -> None:
-        child.delay()
-
+def test_sentry_receives_no_argument_of_an_encrypted_queue(
+    broker_url: str, sentry: SentryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, names = App("sentry", broker_url, payload_encryption_keys={"*": ENCRYPTION_KEY}), {"__name__": "page"}
+    code = SENTRY.replace("traces_sample_rate=0.1", FAST)
+    exec(compile(code, str(PAGE), "exec", dont_inherit=True), names)
+    monkeypatch.setenv("SENTRY_DSN", sentry.url)
+    start: Any = names["start_sentry"]
+    secret = "-".join(["s3", "cret"])  # Sentry receives the lines of code around a call
     with use_server(app, broker_url), InlineWorker(app) as worker:
-        with provider.get_tracer("test").start_as_current_span("web"):
-            sent = parent.delay()
-        worker.run_jobs(propagate=False)
-    spans: dict[str, Any] = {span.name: span for span in exporter.get_finished_spans()}
-    assert set(spans) == {"web", "send parent", "process parent", "send child", "process child"}
-    assert len({span.context.trace_id for span in spans.values()}) == 1
-    order = ["web", "send parent", "process parent", "send child", "process child"]
-    for before, after in itertools.pairwise(order):
-        assert spans[after].parent.span_id == spans[before].context.span_id
-    assert spans["process parent"].attributes["messaging.message.id"] == sent.id
-    assert spans["process child"].status.is_ok is False
-    assert [event.name for event in spans["process child"].events] == ["exception"]
-    provider.shutdown()
+
+        @app.task(name="pay", max_retries=0)
+        def pay(card: str) -> None:
+            raise ValueError("invalid card")
+
+        start()
+        try:
+            pay.delay(secret)
+            worker.run_jobs(propagate=False)
+            sentry_sdk.flush(timeout=10)
+        finally:
+            sentry_sdk.get_client().close(timeout=0)
+            sentry_sdk.init(default_integrations=False, auto_enabling_integrations=False)
+    found = sentry.wait(2)
+    assert sorted(item.get("type", "error") for item in found) == ["error", "transaction"]
+    assert secret not in json.dumps(found)
 
 
-EXPORTER = """
-import os
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
-
-def OTLPSpanExporter():
-    file = open(os.environ["SPANS"], "a")
-    return ConsoleSpanExporter(out=file, formatter=lambda span: span.to_json(indent=None) + os.linesep)
-"""
 TRACED = """
-@app.task(name="parent", bind=True)
-def parent(self):
-    for name in ("fails", "afails"):
-        app.send_task(name)
+@app.task(name="parent")
+def parent():
+    app.send_task("child")
 
-@app.task(name="fails")
-def fails():
-    raise KeyError("broken")
-
-@app.task(name="afails")
-async def afails():
+@app.task(name="child")
+async def child():
     raise KeyError("broken")
 """
 
 
 @pytest.mark.process
-def test_forked_children_send_their_spans(harness: WorkerHarness, tmp_path: Path) -> None:
-    lines = PROVIDER.replace("  # provider.add_span_processor", "\n    provider.add_span_processor")
-    assert lines != PROVIDER
-    worker = harness.worker(TRACING + EXPORTER + lines + TRACED, environ={"SPANS": str(tmp_path / "spans")})
-    trace_id, web = "ab" * 16, "cd" * 8
-    harness.app.send_task("parent", headers={"traceparent": f"00-{trace_id}-{web}-01"}).get(timeout=60)
-    harness.events.wait_for(2, event="failed")
+def test_children_that_are_replaced_after_each_job_send_all_spans(harness: WorkerHarness, tmp_path: Path) -> None:
+    file = tmp_path / "spans"
+    settings = {"worker_max_tasks_per_child": 1}
+    worker = harness.worker(EXPORTED + TRACED, children=2, environ={"SPANS": str(file)}, settings=settings)
+    for _ in range(4):
+        harness.app.send_task("parent")
+    harness.events.wait_for(4, event="failed")
     assert worker.stop() == 0
-    spans = [json.loads(line) for line in (tmp_path / "spans").read_text().splitlines()]
-    by_name = {span["name"]: span for span in spans}
-    sent = [f"{what} {task}" for task in ("fails", "afails") for what in ("send", "process")]
-    assert sorted(span["name"] for span in spans) == sorted(["process parent", *sent])
-    assert {span["context"]["trace_id"] for span in spans} == {f"0x{trace_id}"}
-    parents = {name: span["parent_id"] for name, span in by_name.items()}
-    assert parents["process parent"] == f"0x{web}"
-    for task in ("fails", "afails"):
-        assert parents[f"send {task}"] == by_name["process parent"]["context"]["span_id"]
-        assert parents[f"process {task}"] == by_name[f"send {task}"]["context"]["span_id"]
-        assert by_name[f"process {task}"]["status"]["status_code"] == "ERROR"
+    spans = python_spans(file)
+    count = Counter(span["name"] for span in spans)
+    assert count == {"process default": 8, "add default.child": 4}
+    assert len({span["resource"]["attributes"]["pid"] for span in spans}) == 8, "a child for each job"
+    by_id = {span["spanId"]: span for span in spans}
+    for span in spans:
+        sent = by_id.get(span["parentId"] or "")
+        if span["attributes"]["bullmq.job.name"] == "child":
+            assert sent is not None
+            assert sent["traceId"] == span["traceId"]
+            failed = span["name"] == "process default"
+            assert span["status"]["status_code"] == ("ERROR" if failed else "UNSET")

@@ -32,6 +32,7 @@ from bulltask.cli import worker as worker_command
 from bulltask.cli.groups import CELERY_COMMANDS, CELERY_OPTIONS
 from bulltask.cli.main import COMMANDS, main
 from bulltask.cli.options import ExitCode as CommandExitCode
+from bulltask.contrib.opentelemetry import BulltaskInstrumentor
 from bulltask.events import Bus
 from bulltask.registry import tasks as shared
 from bulltask.registry.options import CallOptions, TaskOptions
@@ -217,8 +218,9 @@ def run_snippets(page: Path) -> None:
 @pytest.mark.redis
 @pytest.mark.parametrize("name", sorted(SNIPPET_NAMES.keys() - PROGRAMS))
 def test_every_python_snippet_runs_and_uses_no_undefined_name(
-    name: str, broker_url: str, monkeypatch: pytest.MonkeyPatch
+    name: str, broker_url: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
+    request.addfinalizer(BulltaskInstrumentor().uninstrument)
     monkeypatch.setenv("BULLTASK_BROKER_URL", broker_url)
     monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "")  # a snippet may set it, which would apply to later tests
     monkeypatch.setattr(shared.SHARED, "_tasks", dict(shared.SHARED))

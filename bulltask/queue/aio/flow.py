@@ -12,6 +12,7 @@ from bulltask.queue.context import AddOptions, checked
 from bulltask.queue.flows import FlowBase, FlowJob, FlowNode
 from bulltask.registry.canvas import Signature
 from bulltask.transport.call import Call
+from bulltask.transport.produce import traced_flow
 
 __all__ = ["AsyncFlowProducer"]
 
@@ -82,14 +83,15 @@ class AsyncFlowProducer(FlowBase):
             roots: The trees; each job's ``result`` is set.
             also: Further calls for the same transaction; without ``roots``, they must be safe to repeat.
         """
-        sender, attempt = self._sender(roots, also), 0
-        while roots or also:
-            try:
-                await self._context.arun(sender.try_once())
-                break
-            except (BrokerUnavailableError, BrokerNotReadyError) as exc:
-                await self._context.asleep(self._retry_delay_s(attempt, exc))
-                attempt += 1
+        with traced_flow(roots):
+            sender, attempt = self._sender(roots, also), 0
+            while roots or also:
+                try:
+                    await self._context.arun(sender.try_once())
+                    break
+                except (BrokerUnavailableError, BrokerNotReadyError) as exc:
+                    await self._context.asleep(self._retry_delay_s(attempt, exc))
+                    attempt += 1
 
     async def get_flow(
         self, queue: str, job_id: str, depth: int = 10, max_children: int = 20

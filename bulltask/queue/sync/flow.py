@@ -13,6 +13,7 @@ from bulltask.queue.flows import FlowBase, FlowJob, FlowNode
 from bulltask.queue.sync.job import Job
 from bulltask.registry.canvas import Signature
 from bulltask.transport.call import Call
+from bulltask.transport.produce import traced_flow
 
 __all__ = ["FlowProducer"]
 
@@ -83,14 +84,15 @@ class FlowProducer(FlowBase):
             roots: The trees; each job's ``result`` is set.
             also: Further calls for the same transaction; without ``roots``, they must be safe to repeat.
         """
-        sender, attempt = self._sender(roots, also), 0
-        while roots or also:
-            try:
-                self._context.run(sender.try_once())
-                break
-            except (BrokerUnavailableError, BrokerNotReadyError) as exc:
-                self._context.sleep(self._retry_delay_s(attempt, exc))
-                attempt += 1
+        with traced_flow(roots):
+            sender, attempt = self._sender(roots, also), 0
+            while roots or also:
+                try:
+                    self._context.run(sender.try_once())
+                    break
+                except (BrokerUnavailableError, BrokerNotReadyError) as exc:
+                    self._context.sleep(self._retry_delay_s(attempt, exc))
+                    attempt += 1
 
     def get_flow(self, queue: str, job_id: str, depth: int = 10, max_children: int = 20) -> FlowNode[Job] | None:
         """Read a stored flow.
