@@ -8,15 +8,15 @@ ignoring it would run jobs elsewhere, in another order, or with less protection 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from bulltask.config.config import SETTINGS
+from bulltask.jobs.clock import value_class
 
 __all__ = ["CELERY_SETTINGS", "CUSTOM_SCHEDULER", "current_name"]
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class CelerySetting:
     """One of Celery's settings that bulltask does not have: why it has no effect, and what to use instead.
 

@@ -13,7 +13,7 @@ milliseconds here (``_ms``).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, Final, NamedTuple
 
 from bulltask.config.parsers import (
@@ -55,6 +55,7 @@ from bulltask.config.parsers import (
     worker_pool,
 )
 from bulltask.config.urls import Credentials, SecretUrl, credential_provider, url
+from bulltask.jobs.clock import value_class
 from bulltask.jobs.errors import ConfigError, check_installed
 from bulltask.jobs.fields import KEEP_FAILED, TimeLimits
 from bulltask.jobs.names import EVERY_QUEUE
@@ -90,7 +91,7 @@ class Flag(NamedTuple):
     metavar: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Setting:
     """A declared setting; ``field`` of :class:`Config` has its parsed value.
 
@@ -126,7 +127,7 @@ def setting(  # noqa: PLR0913 - all that a setting has
     return field(repr=not is_secret, metadata={**declared, "celery_name": celery_name, "is_secret": is_secret})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class Config(PayloadSettings):
     """The parsed, immutable settings of an app and its workers, from ``Settings.freeze``."""
 

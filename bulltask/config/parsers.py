@@ -14,7 +14,6 @@ import json
 import re
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
 from bulltask.config.process import usable_cores
@@ -483,7 +482,7 @@ _FUNCTION: Final = re.compile(r"\w+(\.\w+)*[.:]\w+")
 _AMQP_OPTIONS: Final = ("exchange", "exchange_type", "routing_key", "delivery_mode")
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class _Table:
     """A router with task names and patterns; a name takes precedence over a pattern."""
 
@@ -496,7 +495,7 @@ class _Table:
         return next((route for pattern, route in self.patterns if pattern.match(task)), None)
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Routes:
     """The queues of jobs for which neither the call nor the task sets a queue; the first router with a route wins.
 

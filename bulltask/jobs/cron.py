@@ -14,6 +14,7 @@ from datetime import date, datetime, timedelta, tzinfo
 from functools import lru_cache
 from typing import Final
 
+from bulltask.jobs.clock import value_class
 from bulltask.jobs.errors import ConfigError
 
 __all__ = ["ALIASES", "Cron"]
@@ -36,7 +37,7 @@ _HOUR: Final = 3600
 _DAY: Final = 24 * _HOUR
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class _Kind:
     """A field of a pattern: its name, bounds, value names, and the syntax for "the last"."""
 
@@ -59,7 +60,7 @@ _KINDS: Final = (
 _DEFAULTS: Final = ("0", "*", "*", "*", "*", "*")
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class _Field:
     """The sorted values of one field.
 

@@ -212,7 +212,7 @@ class JobOptions:
         return options
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class ParentLink:
     """A child's link to its parent: the full Redis key of the parent's hash, and BullMQ's parent map.
 

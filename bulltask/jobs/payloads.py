@@ -13,7 +13,7 @@ import secrets
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
@@ -96,7 +96,7 @@ ENVELOPE_START: Final = f'{{"{ENVELOPE_KEY}":'.encode()
 VERSION: Final = 1
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class PayloadContext:
     """What a payload belongs to: it cannot be verified or decrypted in another context.
 
@@ -111,7 +111,7 @@ class PayloadContext:
     owner: str
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Envelope:
     """A payload, and what is needed to read it.
 
@@ -385,7 +385,7 @@ class Loaded:
     is_pickled: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class PayloadSettings:
     """The parsed settings that decide how payloads are written and read; :class:`Config` adds all others."""
 

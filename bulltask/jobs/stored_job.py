@@ -36,7 +36,7 @@ _EXPIRED: Final = f"{JobExpiredError.__module__}.{JobExpiredError.__qualname__}"
 _NOT_STARTED: Final = (JobState.WAITING, JobState.PRIORITIZED, JobState.DELAYED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class StoredJob:
     """Every field of a job's hash in BullMQ 5.62.
 
@@ -127,7 +127,7 @@ class Finished:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class StoredCall:
     """A job's name and arguments, and when it finished.
 

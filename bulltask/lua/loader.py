@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
+from bulltask.jobs.clock import value_class
 from bulltask.jobs.errors import ScriptIntegrityError
 
 __all__ = ["Script", "all_scripts", "bulltask_script", "official_script", "sha1"]
@@ -20,7 +21,7 @@ _FIX = "reinstall bulltask (in a checkout: pip install -e .)"
 _FIX_BULLTASK = "reinstall bulltask (in a checkout, to accept your change: python tests/unit/test_lua_scripts.py)"
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Script:
     """A Lua script.
 

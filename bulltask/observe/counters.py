@@ -20,11 +20,11 @@ import struct
 import threading
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from typing import Final
 
+from bulltask.jobs.clock import value_class
 from bulltask.observe.bus import Bus
 from bulltask.observe.events import EVENTS
 
@@ -90,7 +90,7 @@ _CONNECTED: Final = 1.0
 _DISCONNECTED: Final = 2.0  # 0: not connected yet
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Histogram:
     """A histogram of durations."""
 
@@ -100,7 +100,7 @@ class Histogram:
     """Cumulative counts: for each of `BUCKETS`, how many durations do not exceed it; the last entry counts all."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class QueueTotals:
     """The totals of one queue across all processes."""
 
@@ -123,7 +123,7 @@ class QueueTotals:
         return sum(self.failed_by.values())
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class TaskTotals:
     """The totals of one task in one queue across all processes."""
 
@@ -136,7 +136,7 @@ class TaskTotals:
     """How long jobs waited from the time at which they were due until they started for the first time."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class NotedAttempt:
     """What a child was about to count when it died.
 

@@ -15,6 +15,7 @@ from logging import DEBUG, ERROR, INFO, WARNING
 from operator import attrgetter
 from typing import Any, Final, TypeVar, cast, dataclass_transform
 
+from bulltask.jobs.clock import value_class
 from bulltask.observe.bus import Event
 
 __all__ = [
@@ -97,7 +98,7 @@ def _is_power_of_two(number: int) -> bool:
     return number & (number - 1) == 0
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Declaration:
     """The log line of an event class, and what it counts.
 

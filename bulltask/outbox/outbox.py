@@ -21,7 +21,7 @@ import uuid_utils
 from bulltask.app import App
 from bulltask.jobs import clock as loop_timers
 from bulltask.jobs.backoff import Backoff, reconnect_delay_ms
-from bulltask.jobs.clock import Duration, mono_ms, to_ms
+from bulltask.jobs.clock import Duration, mono_ms, to_ms, value_class
 from bulltask.jobs.errors import (
     BrokerError,
     BulltaskError,
@@ -153,7 +153,7 @@ def _row(roots: Sequence[PlannedJob], now_ms: int) -> NewRow:
     return NewRow(VERSION, now_ms, call.encode())
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class NewRow:
     """A row to insert: the stored form of a call, its version, and the time of the call in epoch milliseconds."""
 
@@ -170,7 +170,7 @@ class Row:
     payload: str
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class TransferOutcome:
     """The outcome of sending rows, by their keys.
 
@@ -183,7 +183,7 @@ class TransferOutcome:
     failed: Mapping[int, str]
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Backlog:
     """How many rows an outbox has.
 
@@ -229,7 +229,7 @@ _NOT_IN_JSON: Final = {"backoff": Backoff, "time_limits": TimeLimits}
 """Fields of the options that are objects, and their classes."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class StoredCall:
     """The jobs of one call: a single job, or the trees of a canvas.
 

@@ -21,6 +21,7 @@ import uuid_utils
 
 from bulltask.config.config import Config
 from bulltask.jobs import codec
+from bulltask.jobs.clock import value_class
 from bulltask.jobs.errors import ConfigError
 from bulltask.jobs.fields import NO_RESULTS, ChildResults, Replacement, Shape, member_id
 from bulltask.jobs.job import (
@@ -119,7 +120,7 @@ def _call_before(step: Step) -> Step | None:
 _FAILS_PARENT: Final = FAILURE_FLAGS["fail_parent_on_failure"]
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class _Target:
     """Where a canvas's result goes: the job that receives it, the result's id, and that of its list, for a group."""
 
@@ -128,7 +129,7 @@ class _Target:
     list_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class _Expanded:
     """The jobs of a canvas.
 
@@ -146,7 +147,7 @@ class _Expanded:
     before: list[Node] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class CanvasPlan:
     """A canvas that is ready to be sent: trees of jobs, for one transaction."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Required, TypedDict, TypeVar
 
@@ -300,7 +300,7 @@ _HANDLERS: Final = {
 Exceptions = tuple[type[BaseException], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class TaskOptions:
     """Options of ``@app.task``, with Celery's names; ``None`` means to use the app's setting.
 

@@ -13,13 +13,14 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Concatenate, Final, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from bulltask.config.config import Config, check_serializer
 from bulltask.config.parsers import Annotations
+from bulltask.jobs.clock import value_class
 from bulltask.jobs.errors import (
     AppNotFoundError,
     BulltaskError,
@@ -349,7 +350,7 @@ def decorate(  # noqa: PLR0913 - those of the decorators
     return turn_into_task if function is None else turn_into_task(function)
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class _Definition:
     """What a decorator was given, except for the class."""
 

@@ -10,12 +10,11 @@ import asyncio
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from bulltask.config.config import Config
 from bulltask.config.urls import SecretUrl
-from bulltask.jobs.clock import ServerClock
+from bulltask.jobs.clock import ServerClock, value_class
 from bulltask.jobs.errors import BrokerConfigError
 from bulltask.jobs.names import Revocation, bullmq_name, check_queue_name
 from bulltask.jobs.payloads import PayloadCodec
@@ -277,7 +276,7 @@ _DELAYED_SCORES: Final = 4096
 STATES: Final = ("wait", "active", "completed", "failed", "delayed", "prioritized", "waiting-children", "paused")
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class ServerSettings:
     """Properties of the server that a worker checks; in a cluster, those of the worst node.
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any, Final
 
 from redis.crc import key_slot
 
+from bulltask.jobs.clock import value_class
 from bulltask.jobs.codec import ON_SURROGATE
 from bulltask.jobs.errors import BrokerError, BrokerNotReadyError
 from bulltask.lua.loader import Script
@@ -75,7 +76,7 @@ class SlotRedirectError(BrokerError):
     moving = False
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class RoutedCall:
     """Calls that go to one node together: a single call, or a transaction.
 
@@ -92,7 +93,7 @@ class RoutedCall:
     node: Address | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class SlotMap:
     """A node's map from slots to nodes: each range's first and last slot, in order, and its primary."""
 

@@ -18,7 +18,7 @@ from redis.exceptions import ResponseError
 
 from bulltask.config.urls import Address
 from bulltask.jobs import clock as loop_timers
-from bulltask.jobs.clock import ServerClock, mono_ms
+from bulltask.jobs.clock import ServerClock, mono_ms, value_class
 from bulltask.jobs.errors import (
     BrokerAuthError,
     BrokerConfigError,
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class ServerInfo:
     """Reply to ``HELLO``: version of Redis or Valkey, and role (``master`` or ``replica``), if they are known."""
 
@@ -321,7 +321,7 @@ class SentinelEvents:
             subscription.connection.close()
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Primary:
     """A primary as a sentinel reported it; ``epoch`` is 0 if the sentinel's ACL does not permit reading it."""
 

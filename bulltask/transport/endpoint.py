@@ -24,7 +24,7 @@ from redis.retry import Retry
 
 from bulltask.config.config import Config
 from bulltask.config.urls import Address, Credentials, Kind, SecretUrl, tls_options
-from bulltask.jobs.clock import mono_ms
+from bulltask.jobs.clock import mono_ms, value_class
 from bulltask.jobs.errors import BrokerAuthError, ConfigError
 from bulltask.transport.call import Call, command
 from bulltask.transport.redis_connection import AsyncConnection, Connection, DeadlineParser
@@ -63,7 +63,7 @@ _FOLLOWED_MS: Final = 300
 _OWN_CHECK_MS: Final = 100
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class PrimaryState:
     """What a supervisor tells its children; times are ``mono_ms``.
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
+from bulltask.jobs.clock import value_class
 from bulltask.jobs.errors import BrokerAuthError
 from bulltask.lua import loader
 from bulltask.lua.loader import Script
@@ -90,7 +90,7 @@ _GLOB: Final = re.compile(r"([*?\[\]\\])")
 _SPACE: Final = re.compile(r"[ \t\n\v\f\r]")
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Grants:
     """The grants of a Redis user: the prefix of key patterns (``~``; ``%R~`` only for reading), and commands."""
 

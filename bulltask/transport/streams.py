@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from bulltask.jobs import clock as loop_timers
+from bulltask.jobs.clock import value_class
 from bulltask.jobs.errors import BrokerUnavailableError, BulltaskError
 from bulltask.lua import loader
 from bulltask.transport.call import AnyAsyncClient, Arg, Call, QueueKeys, command, script_call, text
@@ -64,7 +65,7 @@ RawEntry = tuple[bytes, Sequence[bytes]]
 """Id and fields of an entry as Redis sends them: name, value, name, value …"""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class StreamInfo:
     """State of a stream (``XINFO STREAM``).
 
@@ -154,7 +155,7 @@ def _entries(reply: Any) -> list[Entry]:
     return [(entry_id.decode(), dict(zip(flat[::2], flat[1::2], strict=True))) for entry_id, flat in reply or ()]
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class RangeEnd:
     """The end of a range in a stream: the id of the last entry, ``""`` if there is none, and the number of entries."""
 

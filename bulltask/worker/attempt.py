@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, tzinfo
 from enum import Enum, auto
 from typing import Any, Final, TypeVar
@@ -370,7 +370,7 @@ class _FailedChildJobError(Exception):
         self.original = original
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class TaskPlan:
     """What a child decides about a task once, before the first job of the task.
 

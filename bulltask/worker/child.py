@@ -20,13 +20,12 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from bulltask.app import App
 from bulltask.config.process import anonymous_file, die_with_parent, exit_child, exit_if_forked, unblock_signals
-from bulltask.jobs.clock import zone_of
+from bulltask.jobs.clock import value_class, zone_of
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.payloads import PayloadCodec
 from bulltask.lua import loader
@@ -272,7 +271,7 @@ def _frames(awaited: Any) -> Iterator[FrameType]:
         awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class ChildPlan:
     """The objects that a child receives from the supervisor.
 

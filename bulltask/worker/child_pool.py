@@ -21,7 +21,7 @@ from typing import Final
 
 from bulltask.config.config import Config
 from bulltask.config.process import BLOCKED_AT_START, CHILD_MARK, anonymous_file, fork_with_blocked_signals, memory_kib
-from bulltask.jobs.clock import mono_ms
+from bulltask.jobs.clock import mono_ms, value_class
 from bulltask.observe.bus import Bus
 from bulltask.observe.counters import NotedAttempt
 from bulltask.observe.events import ChildDied, ChildExited, ChildKilled, ChildStarted, StacksDumped
@@ -177,7 +177,7 @@ code writes the stacks of its threads, but not its asyncio tasks."""
 _POLL_MS: Final = 20
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class _StackRequest:
     index: int
     pid: int

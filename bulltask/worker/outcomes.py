@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Final
 
@@ -105,14 +105,14 @@ class CompletedOutcome:
     checkpoint: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class _WithCheckpoint:
     """An outcome that can be stored with a checkpoint in its stored form; ``None`` if that does not change."""
 
     checkpoint: str | None = field(default=None, kw_only=True)
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class FailedOutcome(_WithCheckpoint):
     """The attempt failed and the job is not retried.
 
@@ -139,7 +139,7 @@ class FailedOutcome(_WithCheckpoint):
         object.__setattr__(self, "reason", truncate_reason(self.reason))
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class RetriedOutcome(_WithCheckpoint):
     """The attempt failed, and the job is retried after ``delay_ms`` (0: immediately).
 
@@ -166,7 +166,7 @@ class RetriedOutcome(_WithCheckpoint):
         object.__setattr__(self, "reason", truncate_reason(self.reason))
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class RescheduledByWorkerOutcome:
     """The worker cannot add the job's next iteration; the job is due again later. The attempt does not count."""
 
@@ -174,7 +174,7 @@ class RescheduledByWorkerOutcome:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class IncompatibleOutcome:
     """The worker cannot run the job, but another may; it is due again after ``delay_ms``. The attempt does not count.
 
@@ -191,14 +191,14 @@ class IncompatibleOutcome:
         object.__setattr__(self, "reason", reason)
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class RescheduledByTaskOutcome(_WithCheckpoint):
     """The task rescheduled its job by ``delay_ms`` (``RescheduleJob``). The attempt does not count."""
 
     delay_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class ReleasedOutcome(_WithCheckpoint):
     """The task released its job (``ReleaseJob``): it is next in its queue. The attempt does not count.
 
@@ -209,14 +209,14 @@ class ReleasedOutcome(_WithCheckpoint):
     by_task: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class RateLimitedOutcome(_WithCheckpoint):
     """The task released its job and rate-limits the queue for ``limit_ms`` (``RateLimitQueue``)."""
 
     limit_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class WaitingForChildrenOutcome(_WithCheckpoint):
     """The job waits for its child jobs and then runs again (``WaitForChildren``). The attempt does not count.
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from bulltask.config.config import Config
 from bulltask.jobs import codec
-from bulltask.jobs.clock import ServerClock, mono_ms
+from bulltask.jobs.clock import ServerClock, mono_ms, value_class
 from bulltask.jobs.errors import (
     RECOVERABLE,
     BrokerAuthError,
@@ -63,7 +63,7 @@ from bulltask.worker.slots import LONG_MS, CancelReason, ChildBlock, ControlPage
 __all__ = ["EndedAttempt", "FailureRecorder", "JobsOfDeadChild", "KilledAttempt", "Recovery", "Takeover", "next_job"]
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class KilledAttempt:
     """An attempt that was cancelled by killing its child.
 
@@ -210,7 +210,7 @@ _UNSTARTED: Final = "its child process died before the job started"
 _UNWRITTEN: Final = "its child process died, and Redis rejected the job's outcome"
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class EndedAttempt:
     """An attempt that a dead child was about to count, if Redis has stored its outcome.
 
@@ -226,7 +226,7 @@ class EndedAttempt:
     job_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class JobsOfDeadChild:
     """The jobs of a dead child.
 

@@ -15,14 +15,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from typing import Final, Generic, Protocol, TypeVar
 from uuid import uuid4
 
 from bulltask.config.config import Config
 from bulltask.config.process import memory_kib
-from bulltask.jobs.clock import mono_ms
+from bulltask.jobs.clock import mono_ms, value_class
 from bulltask.jobs.errors import ConfigError
 from bulltask.observe.bus import Bus
 from bulltask.observe.events import ChildLimitReached
@@ -171,7 +171,7 @@ UNKNOWN_ATTEMPT: Final = -1
 """The attempt number of a slot that is being written."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class Deadlines:
     """The deadlines of an attempt, with the data that the supervisor needs to enforce them without running user code.
 
@@ -195,7 +195,7 @@ _NO_DEADLINES: Final = Deadlines()
 T = TypeVar("T", bound=int)
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class SlotView:
     """A consistent copy of a slot.
 

@@ -8,13 +8,13 @@ import shutil
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from bulltask.app import App
 from bulltask.jobs import codec
+from bulltask.jobs.clock import value_class
 from bulltask.jobs.errors import PermanentError
 from bulltask.jobs.job import RunningJob
 from bulltask.registry.context import Context, JobClient
@@ -26,7 +26,7 @@ _SPARK_MODULE: Final = "bulltask.spark.tasks"
 """Module of the :class:`SparkChild`. It is imported by name, because it is in a higher layer and needs an extra."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class SparkAttempt:
     """An attempt of a task with ``spark=True``. The job's id is also the job group of its Spark jobs.
 

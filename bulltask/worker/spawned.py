@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from bulltask.app import App
 from bulltask.config.parsers import wrap_secrets
 from bulltask.config.process import anonymous_file, inherit_life_line
+from bulltask.jobs.clock import value_class
 from bulltask.observe.counters import MetricsBlock
 from bulltask.observe.log import configure_logging
 from bulltask.registry.tasks import find_app
@@ -20,7 +21,7 @@ from bulltask.worker.slots import Slots
 __all__ = ["SpawnSpec", "main"]
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class SpawnSpec:
     """The parameters of a spawned child, as JSON, because it does not inherit the supervisor's memory.
 

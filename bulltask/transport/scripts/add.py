@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby, islice
 from typing import Any, Final, Literal, cast
@@ -51,7 +50,7 @@ _SCAN_COUNT: Final = 1_000
 SendStatus = Literal["added", "duplicate"]
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class RepeatedJob:
     """A job whose stored options are known; ``key`` is its repeatable job's, a member of ``repeat``, or ``None``."""
 

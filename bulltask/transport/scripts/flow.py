@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from bulltask.jobs import codec
+from bulltask.jobs.clock import value_class
 from bulltask.jobs.errors import DecodeError
 from bulltask.jobs.fields import ERROR_FIELD
 from bulltask.jobs.names import address_of, name_in_app
@@ -56,7 +56,7 @@ Children = tuple[tuple[str, int], list[str], int]
 DEPENDENCY_KINDS: Final = ("processed", "unprocessed", "ignored", "failed")
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class ExistingJob:
     """Whether a job with a chosen id exists, and the full key of the parent that is waiting for it, or ``""``."""
 

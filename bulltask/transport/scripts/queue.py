@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Any, Final
 
 from bulltask.jobs import codec
+from bulltask.jobs.clock import value_class
 from bulltask.jobs.errors import BrokerError, DecodeError, QueueActiveError, QueueError, QueueNotPausedError
 from bulltask.jobs.job import BULLTASK_KEY
 from bulltask.jobs.names import REVOKED
@@ -144,7 +145,7 @@ class Metrics:
     points: int
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class ClientRow:
     """A connection as ``CLIENT LIST`` shows it; ``fields`` has every column by its Redis name."""
 
@@ -153,7 +154,7 @@ class ClientRow:
     fields: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class PageCursor:
     """The position of an iteration over a list or sorted set.
 
@@ -176,7 +177,7 @@ def set_paused(keys: QueueKeys, *, paused: bool) -> Call[int]:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class CleanedPage:
     """A page of jobs that :func:`clean_page` has ``checked``; the next page begins at ``position``."""
 
@@ -428,7 +429,7 @@ _SCHEDULE_SCAN_COUNT: Final = 1_000
 _SCHEDULER_KEYS: Final = "repeat delayed wait paused meta prioritized marker id events pc"
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Iteration:
     """A scheduler's next iteration.
 
@@ -588,7 +589,7 @@ def read_scheduler(keys: QueueKeys, scheduler_id: str, next_ms: int) -> Call[Sch
     return command("HGETALL", key, parse_reply=lambda reply: Scheduler.from_hash(scheduler_id, reply, next_ms))
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class StoredScheduler:
     """A scheduler with its data (JSON) as it is stored."""
 
@@ -632,7 +633,7 @@ def _time_arg(iteration: Iteration) -> int | str:
     return "" if iteration.next_ms is None else iteration.next_ms
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class BeatLabel:
     """The app whose ``beat_schedule`` has created a job scheduler, ``""`` for none, and a hash of the entry."""
 
@@ -670,7 +671,7 @@ def remove_beat_queue(prefix: str, app: str, queue: str) -> Call[int]:
     return command("SREM", key_names.beat_queues(prefix, app), queue)
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class ScheduleVersion:
     """The version of its app's schedule that a worker runs.
 
@@ -753,7 +754,7 @@ class MoveResult(Enum):
     ID_TAKEN = -4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class JobConversion:
     """How to convert a job.
 
