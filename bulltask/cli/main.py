@@ -7,7 +7,6 @@ several commands have are in :mod:`bulltask.cli.options`; the app that ``-A`` na
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -49,7 +48,7 @@ COMMANDS: Final = {
     hints=CELERY_COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.version_option(version("bulltask"), prog_name="bulltask")
+@click.version_option(package_name="bulltask", prog_name="bulltask")
 @click.option("-A", "--app", envvar="BULLTASK_APP", help="The app: pkg.mod:name, pkg.mod or pkg (or set BULLTASK_APP).")
 @broker_option
 @config_option

@@ -68,7 +68,7 @@ def all_scripts() -> list[Script]:
 
 
 def _load(folder: str, name: str, hashes: dict[str, str], hashes_file: str, fix: str) -> Script:
-    file_name = _find_file(name, list(hashes), _file(hashes_file))
+    file_name = _find_file(name, list(hashes), hashes_file)
     path = _file(folder) / file_name
     try:
         source = path.read_bytes()
@@ -101,10 +101,10 @@ def _file(name: str) -> Traversable:
     return files("bulltask.lua") / name
 
 
-def _find_file(name: str, file_names: list[str], hashes_file: Traversable) -> str:
+def _find_file(name: str, file_names: list[str], hashes_file: str) -> str:
     matches = [file_name for file_name in file_names if file_name.rpartition("-")[0] == name]
     if len(matches) != 1:
-        raise ScriptIntegrityError(f"{hashes_file} has {len(matches)} scripts named {name!r}, not one: {_FIX}")
+        raise ScriptIntegrityError(f"{_file(hashes_file)} has {len(matches)} scripts named {name!r}, not one: {_FIX}")
     return matches[0]
 
 

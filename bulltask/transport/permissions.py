@@ -81,7 +81,10 @@ _WRITES_OF_READERS: Final = frozenset(("del", "rpop"))
 """Write commands in scripts that read. They remove what BullMQ 4 and earlier, or an expired rate limit, have left. A
 reader is not permitted to run them; scripts call them only if there is something to remove."""
 
-_CALLED: Final = re.compile(rb"""\b(?:r|redis\.p?|server\.p?)?call\s*\(\s*["'](\w+)["']""")
+_CALLED: Final = re.compile(
+    rb"""call(?:(?<=\bcall)|(?<=\brcall)|(?<=\bredis\.pcall)|(?<=\bserver\.pcall))\s*\(\s*["'](\w+)["']"""
+)
+"""The name of a command in ``redis.call("…")``; the pattern begins with letters, for which Python searches quickly."""
 _IN_VARIABLE: Final = re.compile(rb"""["']([LR]PUSH|Z(?:REV)?RAN(?:K|GE)|SCARD|SSCAN|HLEN|HSCAN)["']""")
 """Names of commands that scripts choose before the call."""
 _APP_KEYS: Final = (saved_group, beat_queues, schedule_versions, queue_consumers)

@@ -56,9 +56,7 @@ from bulltask.jobs.stored_job import FailedJob
 from bulltask.observe.counters import MetricsBlock
 from bulltask.observe.events import JobStarted
 from bulltask.observe.signals import TASK_SIGNALS
-from bulltask.queue.aio.flow import AsyncFlowProducer
 from bulltask.queue.schedulers import add_next_iteration, scheduling_retry_delay_ms
-from bulltask.queue.sync.flow import FlowProducer
 from bulltask.registry.batches import BatchJob, ErrorOrResult, split_outcome
 from bulltask.registry.canvas import Canvas, Signature
 from bulltask.registry.canvas_plan import plan_replacement
@@ -319,11 +317,15 @@ class RedisJobClient:
     def replace(self, canvas: Canvas[Any, Any], *, retries: int = 0) -> None:
         """Add a canvas as child jobs of the job; the canvas's result becomes the job's result."""
         roots, mark = self._replacement(canvas, retries)
+        from bulltask.queue.sync.flow import FlowProducer  # noqa: PLC0415 - a tenth of the worker's modules
+
         FlowProducer(broker=lambda: self._broker).add_planned(roots, [mark])
 
     async def areplace(self, canvas: Canvas[Any, Any], *, retries: int = 0) -> None:
         """:meth:`replace` for asyncio."""
         roots, mark = self._replacement(canvas, retries)
+        from bulltask.queue.aio.flow import AsyncFlowProducer  # noqa: PLC0415 - a tenth of the worker's modules
+
         await AsyncFlowProducer(broker=lambda: self._broker).add_planned(roots, [mark])
 
     def _replacement(self, canvas: Canvas[Any, Any], retries: int) -> tuple[list[PlannedJob], Call[Any]]:

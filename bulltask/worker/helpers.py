@@ -35,7 +35,6 @@ from bulltask.observe.counters import MetricsMemory
 from bulltask.observe.events import WorkerStopping
 from bulltask.observe.hooks import send_signal
 from bulltask.observe.signals import worker_ready, worker_shutdown, worker_shutting_down
-from bulltask.outbox.outbox import run_relays
 from bulltask.worker import guard
 from bulltask.worker.slots import ExitCode, Slots
 
@@ -415,4 +414,6 @@ class OutboxProcess(PipedProcess):
         self._close_inherited()
         for outbox in self._app._outboxes:
             outbox.after_fork()
+        from bulltask.outbox.outbox import run_relays  # noqa: PLC0415 - only for this process
+
         run_relays(self._app._outboxes, lambda: os.read(self._read_fd, 1), self._logger)
