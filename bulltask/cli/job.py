@@ -28,6 +28,7 @@ from bulltask.jobs.names import JobState, Revocation, bullmq_name, check_queue_n
 from bulltask.jobs.payloads import describe, is_envelope
 from bulltask.queue import Job
 from bulltask.queue.flows import FlowNode
+from bulltask.queue.overview import find_queues
 from bulltask.queue.reasons import Explanation, Reason
 from bulltask.transport.broker import scan_up_to
 from bulltask.transport.call import SyncClient, command
@@ -377,7 +378,7 @@ def queues_with_job(app: App, job_id: str, known: Collection[str] = ()) -> list[
 def known_queues(app: App) -> list[str]:
     """Return all queues that Redis has, by their names in the app."""
     with app._broker.pool.client() as client:
-        return sorted(set(_app_names(_scan_queues(client, app._config), app._config)))
+        return sorted(_app_names(find_queues(client, app._config.prefix).names, app._config))
 
 
 def _with_job(client: SyncClient, app: App, job_id: str, queues: list[str]) -> list[str]:

@@ -23,6 +23,8 @@ __all__ = ["COMMANDS", "main", "run_for"]
 
 COMMANDS: Final = {
     "acl": "bulltask.cli.acl:acl",
+    "call": "bulltask.cli.call:call",
+    "events": "bulltask.cli.events:events",
     "failures": "bulltask.cli.jobs:failures",
     "gen-ts": "bulltask.cli.tasks:gen_ts",
     "health": "bulltask.cli.health:health",
@@ -32,9 +34,12 @@ COMMANDS: Final = {
     "migrate-bull": "bulltask.cli.migrate_bull:migrate_bull",
     "outbox": "bulltask.cli.outbox:outbox",
     "pipeline": "bulltask.cli.pipeline:pipeline",
+    "report": "bulltask.cli.report:report",
+    "result": "bulltask.cli.call:result",
     "revoke": "bulltask.cli.job:revoke",
     "schedule": "bulltask.cli.schedule:schedule",
     "server": "bulltask.cli.server:server",
+    "shell": "bulltask.cli.call:shell",
     "tasks": "bulltask.cli.tasks:tasks",
     "why": "bulltask.cli.why:why",
     "worker": "bulltask.cli.worker:worker",

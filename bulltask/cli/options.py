@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
@@ -24,6 +25,7 @@ __all__ = [
     "days",
     "duration_option",
     "job_lake_option",
+    "json_argument",
     "json_option",
     "lake_option",
     "moment",
@@ -134,6 +136,16 @@ def redis_options(function: F) -> F:
 def duration_option(*names: str, text: str) -> Callable[[F], F]:
     """Add an option with a duration; its argument is ``None``, or seconds."""
     return click.option(*names, type=seconds, metavar="DURATION", help=text)
+
+
+def json_argument(text: str | None, option: str, default: Any) -> Any:
+    """Parse an option's JSON; a ``UsageError`` says what is wrong."""
+    if text is None:
+        return default
+    try:
+        return json.loads(text)
+    except ValueError as exc:
+        raise click.UsageError(f"{option} is not JSON: {exc}") from exc
 
 
 def json_option(function: F) -> F:

@@ -14,7 +14,7 @@ import click
 from bulltask.cli.app_loader import NotFoundError, existing_queue, load_app_or_broker
 from bulltask.cli.groups import HintGroup
 from bulltask.cli.job import known_queues
-from bulltask.cli.options import ExitCode, duration_option, json_option, moment, redis_options
+from bulltask.cli.options import ExitCode, duration_option, json_argument, json_option, moment, redis_options
 from bulltask.cli.terminal import ago, as_table, duration_text, echo, in_one_line, print_json, stamp, time_of
 from bulltask.jobs.schedules import Scheduler
 from bulltask.lake.formatting import pluralize
@@ -205,16 +205,6 @@ def remove(ctx: click.Context, /, *, queue: str, scheduler_ids: tuple[str, ...],
         for name, was_there in removed.items():
             echo(f"{in_one_line(name)}  {'removed' if was_there else 'unknown: the schedule does not exist'}")
     ctx.exit(ExitCode.DONE if all(removed.values()) else ExitCode.NOT_FOUND)
-
-
-def json_argument(text: str | None, option: str, default: Any) -> Any:
-    """Parse an option's JSON; a ``UsageError`` says what is wrong."""
-    if text is None:
-        return default
-    try:
-        return json.loads(text)
-    except ValueError as exc:
-        raise click.UsageError(f"{option} is not JSON: {exc}") from exc
 
 
 def _existing(queue: Queue, scheduler_id: str) -> Scheduler:
