@@ -7,6 +7,7 @@ snapshot is read again.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from math import inf
 from typing import Any, Final, Literal
 
 from bulltask.jobs import codec
+from bulltask.jobs.clock import wall_ms
 from bulltask.jobs.codec import field_number, number
 from bulltask.jobs.errors import (
     BrokerAuthError,
@@ -29,7 +31,8 @@ from bulltask.queue.context import QueueContext
 from bulltask.transport.call import AllNodesCall, Call, QueueKeys, command, text, texts
 from bulltask.transport.operation import Operation
 from bulltask.transport.scripts.move import CRASHES
-from bulltask.transport.scripts.queue import ClientRow, list_clients
+from bulltask.transport.scripts.queue import ClientRow, list_clients, queue_of_connection
+from bulltask.transport.workers import WorkerChild, WorkerJob, WorkerState, read_workers
 
 __all__ = ["REASONS", "Certainty", "Explanation", "Reason", "explain_job", "explain_queue", "unreachable"]
 
@@ -58,11 +61,15 @@ REASONS: Final[Mapping[str, str]] = {
     "child-gone": "a child job was removed, and the parent waits for it forever",
     "waiting-children": "the job waits for its child jobs",
     # A worker has it
-    "lock-expired": "the worker that ran the job is gone; a stalled check lets it run again",
+    "no-stalled-check": "the job's lock has expired, and no worker looks for stalled jobs",
+    "lock-expired": "the lock of an active job has expired; a stalled check lets it run again",
+    "worker-gone": "the worker that acquired the job is gone; its lock has not expired yet",
+    "prefetched": "a child has acquired the job in advance; it starts when the child's current job ends",
+    "batch-filling": "the job waits for its batch to fill",
     "running": "a worker is running the job",
     # It waits for a time
     "schedule-late": "a job scheduler's next job is overdue, or missing",
-    "unknown-task": "the worker that acquired the job does not have its task",
+    "unknown-task": "the workers do not have the job's task",
     "incompatible": "no worker could run the job: its data does not match, or a key or serializer is missing",
     "retry": "an attempt has failed, and the next one is due later",
     "schedule": "it is the next job of a job scheduler",
@@ -72,8 +79,15 @@ REASONS: Final[Mapping[str, str]] = {
     "paused": "the queue is paused",
     "paused-apart": "BullMQ 5 and 6 have both paused the queue, and jobs were left in the list `paused`",
     "no-worker": "no worker of the queue is connected",
+    "workers-closing": "its workers are shutting down",
+    "workers-paused": "its workers are paused, but not the queue",
+    "no-permits": "its workers have started as many jobs as `--max-jobs` allows",
+    "no-children": "its workers have no child process that acquires jobs",
+    "worker-silent": "a worker's supervisor is stopped, or hangs",
     "queue-rate-limit": "the queue's rate limit",
     "global-concurrency": "as many jobs are active as the queue's global concurrency allows",
+    "workers-busy": "all slots of its workers run jobs",
+    "clocks-apart": "the sender's clock, or this machine's, differs from that of Redis",
     # What will happen to it
     "expired": "the job has expired: a worker will fail it",
     "will-fail": "the job will fail as soon as a worker acquires it",
@@ -117,12 +131,21 @@ _READS: Final = 3
 """How often a job that keeps moving is read."""
 
 _MAX_TEXT: Final = 300
+_CLOCK_MS: Final = 5_000
+"""The smallest difference of two clocks that is a reason."""
+
+_WORKER_ID: Final = re.compile(r"(.*@)?.+-\d+-[0-9a-f]{6}")
+"""Ids of bulltask's workers (:func:`bulltask.observe.log.worker_id`); those of Node.js are names that users choose."""
+
+_SILENT: Final = 0.6
+"""A worker writes its state three times while it is valid; after this part without another one, it is silent."""
+
 _SCORE: Final = 4_096
 """A delayed job's score is its time in milliseconds, times this."""
 
 _THROTTLED: Final = "bulltask:throttled"
 _FIELDS: Final = (
-    *"name opts priority atm ats stc processedOn finishedOn pb failedReason defa deid rjk".split(),
+    *"name opts timestamp priority atm ats stc processedOn finishedOn pb failedReason defa deid rjk".split(),
     *(CRASHES, _THROTTLED, INCOMPATIBLE_FIELD),
 )
 _SETS: Final = ("completed", "failed", "delayed", "prioritized", "waiting-children")
@@ -275,6 +298,61 @@ def _tolerant(call: Call[Any]) -> Operation[Any]:
         return exc
 
 
+@dataclass(frozen=True, slots=True)
+class _Fleet:
+    """The workers of a queue, as far as they can be seen.
+
+    Attributes:
+        states: The states of those that store one, by their ids.
+        unknown: Ids, or names, of connected workers without a state, such as those of Node.js.
+        silent: Ids of bulltask's workers whose supervisor no longer writes its state.
+        sees_all: Whether both the connections and the states could be read.
+    """
+
+    states: Mapping[str, WorkerState]
+    unknown: Sequence[str]
+    silent: Sequence[str]
+    sees_all: bool
+
+    @classmethod
+    def of(
+        cls,
+        stored: Mapping[str, WorkerState | None] | None,
+        rows: Sequence[ClientRow] | None,
+        keys: QueueKeys,
+        now: int,
+    ) -> _Fleet:
+        """Combine the stored states with the connections; ``None`` for what could not be read."""
+        connected = {row.name.removeprefix(keys.client_name()).removeprefix(":w:") for row in rows or ()}
+        states, silent = dict[str, WorkerState](), list[str]()
+        for worker_id, state in (stored or {}).items():
+            age_ms = 0 if state is None else now - state.at_ms
+            if rows is not None and worker_id not in connected and (state is None or age_ms > _SILENT * state.ttl_ms):
+                continue  # it was killed
+            if state is None or age_ms > _SILENT * state.ttl_ms:
+                silent.append(worker_id)
+            else:
+                states[worker_id] = state
+        others = connected - set(stored or ())
+        if stored is not None:
+            silent += sorted(other for other in others if _WORKER_ID.fullmatch(other))
+        unknown = sorted(others - set(silent))
+        return cls(states, unknown, silent, stored is not None and rows is not None)
+
+    def has(self, worker: str) -> bool:
+        """Whether a worker may be alive."""
+        return not self.sees_all or worker in {*self.states, *self.unknown, *self.silent}
+
+    def find(self, job_id: str, queue: str) -> tuple[WorkerState, WorkerChild, WorkerJob] | None:
+        """Return the worker and the child that have a job."""
+        for state in self.states.values():
+            for child in state.children:
+                for job in child.jobs:
+                    if (job.id, job.queue) == (job_id, queue):
+                        return state, child, job
+        return None
+
+
 class _View:
     """What was read about a queue, and perhaps a job in it; its methods judge it."""
 
@@ -292,6 +370,7 @@ class _View:
         self._children: list[str] = []
         self._holders: list[str] = []
         self._state: JobState | None = None
+        self._fleet = _Fleet({}, (), (), sees_all=False)
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
@@ -305,8 +384,20 @@ class _View:
         yield from replies.read(self._detail_calls())
         self._children = [*(replies["pending"] or ()), *(replies["unsuccessful"] or ())][:_SAMPLE]
         self._holders = replies["holders"] or []
+        yield from self._read_fleet()
         yield from replies.read({**self._member_calls(), **self._place_calls()})
         return before == self._place()
+
+    def _read_fleet(self) -> Operation[None]:
+        replies, stored = self._replies, None
+        try:
+            (stored,) = yield from read_workers([self._keys], self._now_ms)
+        except _OUTAGE:
+            raise
+        except BulltaskError as exc:
+            replies.refused["workers"] = exc
+        rows = _workers_of(replies["clients"], self._keys) if replies.sees("clients") else None
+        self._fleet = _Fleet.of(stored, rows, self._keys, self._now_ms)
 
     def _queue_calls(self) -> dict[str, Call[Any]]:
         keys, twin = self._keys, self._twin
@@ -554,7 +645,8 @@ class _View:
     def _judge_queue(self, *, waits: bool) -> None:
         """Judge what holds all jobs of the queue; ``waits`` if there may be jobs that wait for a worker to ask."""
         self._judge_pause()
-        self._judge_workers()
+        self._judge_clocks()
+        self._judge_workers(waits=waits)
         if waits:
             self._judge_rate_limit()
             self._judge_concurrency()
@@ -584,30 +676,134 @@ class _View:
                 resume,
             )
 
-    def _judge_workers(self) -> None:
-        replies, keys = self._replies, self._keys
-        if not replies.sees("clients"):
-            if "clients" not in replies.found:
-                self._add(
-                    "no-worker",
-                    f"Redis has more than {_MAX_CLIENTS:,} connections, so its workers were not counted",
-                    {"connected_clients": (replies["info"] or {}).get("connected_clients")},
-                    "redis-cli CLIENT LIST",
-                    "cannot see",
-                )
-            return
-        rows: Sequence[ClientRow] = replies["clients"]
-        others = _workers_of(rows, self._twin)
-        if _workers_of(rows, keys):
-            return
-        if others:
+    def _judge_workers(self, *, waits: bool) -> None:
+        fleet = self._fleet
+        if fleet.states or fleet.unknown or fleet.silent:
+            self._judge_silence()
+            if not fleet.unknown:
+                self._judge_fleet(waits=waits)
+        elif self._replies.sees("clients"):
+            self._judge_absence(self._replies["clients"])
+        elif "clients" not in self._replies.found:
+            self._add(
+                "no-worker",
+                f"No worker of queue {self._queue} stores its state, and Redis has more than {_MAX_CLIENTS:,} "
+                "connections, so those of Node.js were not counted",
+                {"connected_clients": (self._replies["info"] or {}).get("connected_clients")},
+                "redis-cli CLIENT LIST",
+                "cannot see",
+            )
+
+    def _judge_absence(self, rows: Sequence[ClientRow]) -> None:
+        if others := _workers_of(rows, self._twin):
             self._judge_twin(len(others))
             return
+        names = sorted({queue_of_connection(row.name, self._keys.prefix)[0] for row in rows} - {""})
+        only = f", only to {', '.join(names[:_SHOWN])}" if names else ""
         self._add(
             "no-worker",
-            f"No worker of queue {self._queue} is connected to {self._url}",
-            {"workers": 0, "connections": len(rows)},
-            f"bulltask worker -A APP -Q {shlex.quote(self._queue)}",
+            f"No worker of queue {self._queue} is connected to {self._url}{only}",
+            {"workers": 0, "queues with connections": names[:_SAMPLE]},
+            self._start_worker(),
+        )
+
+    def _start_worker(self) -> str:
+        return f"bulltask worker -A APP -Q {shlex.quote(self._queue)}"
+
+    def _judge_silence(self) -> None:
+        if silent := self._fleet.silent:
+            self._add(
+                "worker-silent",
+                f"The supervisor of {_listed(silent)} has not written its state for some time: it is stopped, hangs, "
+                "or is not permitted to; jobs may run, but their locks are not renewed",
+                {"workers": list(silent)},
+                "redis-cli CLIENT LIST",
+                "likely",
+            )
+
+    def _judge_fleet(self, *, waits: bool) -> None:
+        """Name what keeps all workers of the queue from acquiring the job; several may have different causes."""
+        causes = {worker: self._causes(state, waits=waits) for worker, state in self._fleet.states.items()}
+        if not causes or not all(causes.values()):
+            return
+        total = len(causes)
+        for code, what, command_line in (
+            ("workers-closing", "shutting down", self._start_worker()),
+            ("workers-paused", "paused, though the queue is not", "kill -CONT PID"),
+            ("no-permits", "at the number of jobs that --max-jobs allows", self._start_worker()),
+            ("no-children", "without a child process that acquires jobs", self._start_worker()),
+        ):
+            if found := [worker for worker, names in causes.items() if code in names]:
+                who = f"{len(found)} of {_count(total, 'worker')} of queue {self._queue}"
+                sentence = f"{who} {'is' if len(found) == 1 else 'are'} {what}: {_listed(found)}"
+                self._add(code, sentence, self._shown_states(found), command_line)
+        busy = [worker for worker, names in causes.items() if "workers-busy" in names]
+        if busy:
+            self._judge_busy(busy)
+        unknown = [worker for worker, names in causes.items() if "unknown-task" in names]
+        if unknown and not any(reason.code == "unknown-task" for reason in self._reasons):
+            task, tasks = self._fields["name"], sorted(self._fleet.states[unknown[0]].tasks)
+            some = "No worker" if len(unknown) == total else f"Only {total - len(unknown)} of {total} workers"
+            self._add(
+                "unknown-task",
+                f"{some} of queue {self._queue} has the task {task}; the worker {unknown[0]} has {_listed(tasks)}",
+                {"task": task, "workers": unknown, "tasks": tasks[:_SAMPLE]},
+                self._start_worker(),
+            )
+
+    def _causes(self, state: WorkerState, *, waits: bool) -> list[str]:
+        """Return why a worker acquires no job, or not this one; empty if it may."""
+        task = self._fields.get("name", "")
+        knows = (
+            state.is_short or not task or task.startswith("bulltask.") or task in state.tasks or state.tasks_left_out
+        )
+        children = [child for child in state.children if child.state == "run"]
+        is_busy = 0 < state.slots <= state.busy or (
+            bool(children) and all(any(job.state == "active" for job in child.jobs) for child in children)
+        )
+        holds = {
+            "workers-closing": state.state == "closing",
+            "workers-paused": state.state == "paused",
+            "no-permits": state.permits == 0,
+            "no-children": not (state.is_short or children),
+            "workers-busy": waits and not state.is_short and is_busy,
+            "unknown-task": not knows,
+        }
+        return [code for code, it_does in holds.items() if it_does]
+
+    def _shown_states(self, workers: Sequence[str]) -> dict[str, Any]:
+        states = [self._fleet.states[worker] for worker in workers[:_SAMPLE]]
+        return {
+            "workers": [
+                {"id": it.id, "host": it.host, "pid": it.pid, "state": it.state, "permits": it.permits} for it in states
+            ]
+        }
+
+    def _judge_busy(self, workers: Sequence[str]) -> None:
+        states = [self._fleet.states[worker] for worker in workers]
+        jobs = sorted(
+            ((job, child.pid, state.id) for state in states for child in state.children for job in child.jobs),
+            key=lambda found: found[0].since_ms,
+        )
+        names = ", ".join(
+            f"{job.id} of queue {job.queue} for {_seconds(self._now_ms - job.since_ms)}" for job, _, _ in jobs[:_SHOWN]
+        )
+        slots, taken = sum(state.slots for state in states), sum(state.busy for state in states)
+        self._add(
+            "workers-busy",
+            f"{_count(len(states), 'worker')} of queue {self._queue} {'has' if len(states) == 1 else 'have'} all "
+            f"slots or children busy ({taken} of {slots} slots): {names or 'short jobs'}"
+            f"{' …' if len(jobs) > _SHOWN else ''}",
+            {
+                "slots": slots,
+                "busy": taken,
+                "jobs": [
+                    {"id": job.id, "queue": job.queue, "since": _iso(job.since_ms), "worker": worker, "pid": pid}
+                    for job, pid, worker in jobs[:_SAMPLE]
+                ],
+            },
+            self._start_worker(),
+            "proved" if taken >= slots else "likely",
         )
 
     def _judge_twin(self, workers: int) -> None:
@@ -626,7 +822,7 @@ class _View:
         if not count or ttl_ms is None or ttl_ms <= 0:
             return
         meta = replies["meta"] or [None] * 5
-        limit = _whole(meta[2]) if meta[2] is not None else None
+        limit = _whole(meta[2]) if meta[2] is not None else self._limit_of_workers()
         if limit is not None and count < limit:
             return
         evidence = {"acquired": min(count, codec.MAX_SAFE_INTEGER), "max": limit, "ttl_ms": ttl_ms}
@@ -645,15 +841,23 @@ class _View:
             )
             self._add("queue-rate-limit", sentence, evidence, end, "cannot see", in_ms=ttl_ms)
 
+    def _limit_of_workers(self) -> int | None:
+        """Return the maximum of the workers' ``limiter``, infinity if none has one; ``None`` if it cannot be seen."""
+        fleet = self._fleet
+        if fleet.unknown or not fleet.states or any(state.is_short for state in fleet.states.values()):
+            return None
+        limits = [state.limiter.get(self._queue, {}).get("max") for state in fleet.states.values()]
+        return max(codec.MAX_SAFE_INTEGER if limit is None else limit for limit in limits)
+
     def _judge_concurrency(self) -> None:
         concurrency = self._concurrency()
         if concurrency is None or not self._is_maxed():
             return
         holders = [self._holder(job_id) for job_id in reversed(self._holders)]
-        dead = [holder["id"] for holder in holders if holder["lock"] == "expired"]
-        names = ", ".join(f"{holder['id']}{' (lock expired)' * (holder['id'] in dead)}" for holder in holders[:_SHOWN])
+        dead = [holder["id"] for holder in holders if holder["lock"] in {"expired", "worker gone"}]
+        names = ", ".join(f"{it['id']}{_LOCKS.get(it['lock'], '')}" for it in holders[:_SHOWN])
         more = f" and {len(holders) - _SHOWN} more" if len(holders) > _SHOWN else ""
-        held = f"; {len(dead)} of them without a lock, until the next stalled check" if dead else ""
+        held = f"; {len(dead)} of them without a worker, until a stalled check" if dead else ""
         self._add(
             "global-concurrency",
             f"Queue {self._queue} may have {_count(concurrency, 'active job')} (its global concurrency), and has "
@@ -667,6 +871,8 @@ class _View:
         name, worker, started = self._replies[f"holder {job_id}"] or (None, None, None)
         ttl_ms = self._replies[f"holder lock {job_id}"]
         lock = "cannot see" if ttl_ms is None else "expired" if ttl_ms == -2 else "held"
+        if lock == "held" and self._is_gone(codec.decode_text(worker)):
+            lock = "worker gone"
         return {
             "id": job_id,
             "name": codec.decode_text(name),
@@ -675,11 +881,21 @@ class _View:
             "lock": lock,
         }
 
+    def _is_gone(self, worker: str) -> bool:
+        """Whether a worker of bulltask is neither connected nor has a state."""
+        return _WORKER_ID.fullmatch(worker) is not None and not self._fleet.has(worker)
+
     def _recovery_ms(self, *, marked: bool = False) -> int:
-        """Return how long it takes at most until stalled jobs are found; ``marked`` by the last check."""
-        interval_ms = self._config.stalled_interval_ms
-        left_ms = max(0, self._replies["check ttl"] or 0)
-        return left_ms + interval_ms * (1 if marked else 2)
+        """Return how long it takes at most until a job without a lock is found; ``marked`` by the last check.
+
+        A check is made when the previous one is an interval old, and a worker's next turn has come.
+        """
+        interval_ms = self._interval_ms()
+        return max(0, self._replies["check ttl"] or 0) + interval_ms * (1 if marked else 2)
+
+    def _interval_ms(self) -> int:
+        intervals = [it.stalled_interval_ms for it in self._fleet.states.values() if it.stalled_interval_ms]
+        return min(intervals, default=self._config.stalled_interval_ms)
 
     def _judge_contents(self) -> None:
         """Judge what only an explanation of the queue names: its groups of jobs."""
@@ -877,20 +1093,57 @@ class _View:
             sentence = f"The job was revoked at {_at(asked_ms)}, and its worker was told to cancel it"
             self._add("revoked", sentence, {"requested": _iso(asked_ms)})
         if replies["lock"] != -2:
-            sentence = f"The job is running{on}{since}"
-            stop = f"bulltask revoke --terminate {_quoted(job_id)}"
-            self._add("running", sentence, evidence, stop)
+            self._judge_locked(job_id, evidence, f"{on}{since}")
             return
         in_ms = self._recovery_ms(marked=bool(replies["stalled"]))
-        self._add(
-            "lock-expired",
-            f"The worker that was running the job{on}{since} is gone: the job's lock has expired. It runs again after "
-            f"the next stalled check, in {_seconds(in_ms)} or less",
-            {**evidence, "marked": bool(replies["stalled"]), "stalled_count": _whole(self._fields.get("stc"))},
-            in_ms=in_ms,
-        )
+        lost = f"The job's lock has expired: the worker that was running it{on}{since} is gone, or could not renew it"
+        evidence |= {"marked": bool(replies["stalled"]), "stalled_count": _whole(self._fields.get("stc"))}
+        if self._nobody_checks():
+            sentence = f"{lost}. No worker of the queue looks for stalled jobs (skip_stalled_check): it stays active"
+            self._add("no-stalled-check", sentence, evidence, f"app.queue({self._queue!r}).check_stalled()")
+        else:
+            sentence = f"{lost}. It runs again after a stalled check, in {_seconds(in_ms)} or less"
+            self._add("lock-expired", sentence, evidence, in_ms=in_ms)
         self._judge_queue(waits=False)
         self._judge_future()
+
+    def _nobody_checks(self) -> bool:
+        states = self._fleet.states.values()
+        return bool(states) and not self._fleet.unknown and all(it.stalled_interval_ms is None for it in states)
+
+    def _judge_locked(self, job_id: str, evidence: dict[str, Any], on_since: str) -> None:
+        """Judge an active job whose lock has not expired."""
+        stop = f"bulltask revoke --terminate {_quoted(job_id)}"
+        worker, lock_ms = self._fields.get("pb", ""), max(0, self._replies["lock"] or 0)
+        found = self._fleet.find(job_id, self._queue)
+        if found is None:
+            if self._is_gone(worker):
+                in_ms = lock_ms + 2 * self._interval_ms()
+                sentence = (
+                    f"The worker that acquired the job{on_since} is gone. Its lock expires in {_seconds(lock_ms)}, and "
+                    f"the job runs again after a stalled check, in {_seconds(in_ms)} or less"
+                )
+                self._add("worker-gone", sentence, evidence, None, "likely", in_ms=in_ms)
+                self._judge_queue(waits=False)
+                return
+            self._add("running", f"The job is running{on_since}", evidence, stop)
+            return
+        state, child, job = found
+        evidence |= {"host": state.host, "pid": child.pid, "slot": job.state}
+        batch = state.batches.get(self._fields.get("name", ""), {})
+        size, in_ms = batch.get("size", 0), job.since_ms + batch.get("wait_ms", 0) - self._now_ms
+        if job.state == "prefetched":
+            others = [it.id for it in child.jobs if it.state == "active"]
+            sentence = (
+                f"Child {child.pid} of worker {state.id} has acquired the job in advance; it runs {_listed(others)}"
+            )
+            self._add("prefetched", sentence, evidence)
+        elif in_ms > 0 and len(child.jobs) < size:
+            filled = f"{len(child.jobs)} of {size} jobs"
+            sentence = f"The job waits for others of its batch, for {_seconds(in_ms)} or less; it has {filled}"
+            self._add("batch-filling", sentence, evidence, None, "likely", in_ms=in_ms)
+        else:
+            self._add("running", f"The job is running in child {child.pid}{on_since}", evidence, stop)
 
     def _judge_children(self, job_id: str) -> None:
         total = self._replies.count("dependencies")
@@ -978,13 +1231,31 @@ class _View:
         task, rank = self._fields.get("name", ""), self._replies["place in line"]
         interval = (self._replies["rates"] or {}).get(task, "").partition(" ")[0]
         place = f"number {rank + 1} of {self._replies.count('line')} in its line" if rank is not None else "throttled"
-        rate = f", one job per {interval} s" if interval else ""
+        rate = next((it.rate_limits[task] for it in self._fleet.states.values() if task in it.rate_limits), "")
+        rate = f" ({rate})" if rate else f" (one job per {interval} s)" if interval else ""
         self._add(
             "task-rate-limit",
-            f"The rate limit of task {task}{rate}, delays the job: it is {place}, and starts {when}",
+            f"The rate limit of task {task}{rate} delays the job: it is {place}, and starts {when}",
             {**evidence, "task": task, "rank": rank, "line": self._replies.count("line"), "seconds_per_job": interval},
             in_ms=left_ms,
         )
+
+    def _judge_clocks(self) -> None:
+        ahead_ms = _whole(self._fields.get("timestamp")) - self._now_ms
+        machine_ms = wall_ms() - self._now_ms
+        evidence = {"timestamp_ahead_ms": ahead_ms, "machine_ahead_ms": machine_ms}
+        if self._id is not None and ahead_ms > _CLOCK_MS:
+            sentence = (
+                f"The job's timestamp is {_seconds(ahead_ms)} ahead of Redis' clock: the clock of its sender is wrong, "
+                "and BullMQ counts a delay from it"
+            )
+            self._add("clocks-apart", sentence, evidence, "redis-cli TIME")
+        elif abs(machine_ms) > _CLOCK_MS:
+            sentence = (
+                f"This machine's clock is {_seconds(abs(machine_ms))} {'ahead of' if machine_ms > 0 else 'behind'} "
+                "Redis' clock, by which workers run jobs; senders in Node.js use their machine's"
+            )
+            self._add("clocks-apart", sentence, evidence, "redis-cli TIME", "likely")
 
     def _judge_future(self) -> None:
         """Judge what will happen to the job when a worker acquires it."""
@@ -1046,10 +1317,14 @@ class _View:
         return _SEARCHED, False
 
 
+_LOCKS: Final = {"expired": " (lock expired)", "worker gone": " (its worker is gone)"}
+
 _LATE_MS: Final = 5_000
 """How long a scheduled job may be overdue before it is late."""
 
-_HARMLESS: Final = frozenset(("behind", "prioritized", "deduplicated", "due", "delayed", "cannot-see", "schedule"))
+_HARMLESS: Final = frozenset(
+    ("behind", "prioritized", "deduplicated", "due", "delayed", "cannot-see", "schedule", "clocks-apart")
+)
 """Reasons that hold no job that is ready to run."""
 
 
@@ -1127,6 +1402,12 @@ def _seconds(ms: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.1f}".removesuffix(".0") + f" {unit}"
     return f"{seconds:.1f} s"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the first of some names, and how many more there are."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN]) or 'none'}{more}"
 
 
 def _count(count: int, noun: str) -> str:

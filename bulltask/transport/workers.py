@@ -107,6 +107,7 @@ class WorkerState:
         lock_ms: ``lock_duration``.
         stalled_interval_ms: ``stalled_interval``; ``None`` if it does not look for stalled jobs.
         broker: The URL of Redis, without its password.
+        batches: Its batch tasks: ``{"size": …, "wait_ms": …}``.
     """
 
     id: str
@@ -135,6 +136,7 @@ class WorkerState:
     lock_ms: int = 0
     stalled_interval_ms: int | None = None
     broker: str = ""
+    batches: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as JSON values; a short one without the fields that it does not know."""

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from bulltask.app import App
@@ -37,7 +38,7 @@ from bulltask.transport.workers import (
     remove_state,
     write_state,
 )
-from bulltask.worker.async_loop import jobs_per_child
+from bulltask.worker.async_loop import batches_of, jobs_per_child
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child_pool import ChildPool
 from bulltask.worker.slots import HAS_JOB, UNKNOWN_ATTEMPT, ChildBlock, ControlPage, ProcessState, SlotState
@@ -465,4 +466,7 @@ def _constant_state(app: App, queues: Sequence[QueueKeys], worker_id: str) -> Wo
         lock_ms=config.lock_ms,
         stalled_interval_ms=None if config.skip_stalled_check else config.stalled_interval_ms,
         broker=app._broker.endpoint.safe_url,
+        batches={
+            task: {"size": size, "wait_ms": ms} for task, (size, ms) in islice(batches_of(app).items(), MAX_TASKS)
+        },
     )

@@ -172,7 +172,7 @@ QUEUE: Final[dict[str, tuple[Scenario, Any]]] = {
     "get_job": (lambda s: s.queue.get_job(s.add().id), "#1"),
     "get_job_counts": (after(add_two, then=lambda s: s.queue.get_job_counts("prioritized")), {"prioritized": 1}),
     "get_job_ids": (after(add_two, add_two, then=lambda s: s.queue.get_job_ids("waiting", 0, 0, asc=True)), ["#1"]),
-    "explain": (after(lambda s: s.add(), then=lambda s: s.queue.explain().codes), ["no-worker"]),
+    "explain": (after(lambda s: s.add(), then=lambda s: s.queue.explain().codes), ["no-worker", "clocks-apart"]),
     "get_job_logs": (
         after(lambda s: s.add().log("one"), then=lambda s: s.queue.get_job_logs(s.ids()[0], 0, 0, asc=False)),
         {"lines": ["one"], "count": 1},
@@ -375,7 +375,7 @@ JOB: Final[dict[str, tuple[Scenario, Any]]] = {
     ),
     "change_priority": (change_job(lambda job: job.change_priority(3, lifo=True)), [None, {"n": 1}, None, 0, 3]),
     "clear_logs": (clear_logs, ["two"]),
-    "explain": (lambda s: s.add(delay=HOUR).explain().codes, ["delayed", "no-worker"]),
+    "explain": (lambda s: s.add(delay=HOUR).explain().codes, ["delayed", "no-worker", "clocks-apart"]),
     "extend_lock": (lambda s: [acquire_job(s).extend_lock(token, 200) for token in ("t", "foreign")], [True, False]),
     "get_children_values": (lambda s: with_child(s).get_children_values(), {"Q:#2": {"price": 3}}),
     "get_dependencies": (

@@ -1,0 +1,85 @@
+"""``explain()`` names what real workers do: their jobs, limits, batches and pauses, and that they are gone."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from bulltask import AsyncResult
+from bulltask.queue.reasons import Reason
+from bulltask.testing.worker import wait_until
+from tests.support.worker_harness import WorkerHarness
+
+pytestmark = pytest.mark.process
+
+SOURCE = """
+from bulltask.worker import fleet
+
+fleet._WRITE_MS, fleet._STATE_TTL_MS = 200, 1_000
+
+@app.task(name="rated", rate_limit="1/h")
+def rated():
+    pass
+
+@app.task(name="typed")
+def typed(x: int):
+    pass
+
+@app.task(name="batched", batch=2, batch_wait=30)
+def batched(jobs):
+    return [None] * len(jobs)
+"""
+
+
+def wait_for(harness: WorkerHarness, job: AsyncResult[object], code: str, words: str = "") -> Reason:
+    """Wait until the first reason of a job has this code, and its sentence these words."""
+    found: list[Reason] = []
+
+    def first_is_expected() -> bool:
+        found[:] = harness.app.queue("default").explain(job.id).reasons
+        return found[0].code == code and words in found[0].sentence
+
+    try:
+        wait_until(first_is_expected, 15.0, code)
+    except TimeoutError:
+        pytest.fail(f"{code}: {found}")
+    return found[0]
+
+
+def test_the_reasons_of_a_real_worker(harness: WorkerHarness) -> None:
+    worker = harness.worker(SOURCE, children=1)
+    send: Callable[..., AsyncResult[object]] = harness.app.send_task
+
+    send("rated")
+    throttled = send("rated")
+    reason = wait_for(harness, throttled, "task-rate-limit")
+    assert "task rated (1/h) delays the job: it is number 1 of 1 in its line" in reason.sentence
+    assert reason.expected_s == pytest.approx(3600, abs=60)
+
+    unknown = send("nope")
+    reason = wait_for(harness, unknown, "unknown-task")
+    assert "task 'nope' is not registered in app 'tested'" in reason.sentence
+    assert "is not registered" in str(harness.app.queue("default").explain())
+    assert "typed" in wait_for(harness, send("typed", kwargs={"y": 1}), "incompatible").sentence
+
+    alone = send("batched", kwargs={})
+    assert "it has 1 of 2 jobs" in wait_for(harness, alone, "batch-filling").sentence
+    send("batched", kwargs={})
+
+    held = harness.hold()
+    harness.wait_for_start(held)
+    wait_for(harness, held, "running", f"running in child {worker.children[0]}")
+    waiting = send("quick")
+    assert f"{held.id} of queue default for " in wait_for(harness, waiting, "workers-busy").sentence
+    worker.send(signal.SIGTSTP)
+    wait_for(harness, waiting, "workers-paused")
+    worker.send(signal.SIGSTOP)
+    wait_for(harness, waiting, "worker-silent")
+    worker.send(signal.SIGKILL)
+    worker.wait()
+    wait_for(harness, waiting, "no-worker")
+    reason = wait_for(harness, held, "worker-gone")
+    assert reason.expected_s is not None
+    assert reason.expected_s < 95
