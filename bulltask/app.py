@@ -2,7 +2,7 @@
 
 Its public methods come first, in the order in which a project meets them. Those with an underscore serve the rest of
 the package: tasks and results use them through :class:`bulltask.registry.protocols.Sender`, workers and commands
-directly. ``Control``, Celery's ``app.control``, is at the end.
+directly.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bulltask.jobs.categories import Categorizer
 from bulltask.jobs.clock import Duration
 from bulltask.jobs.errors import BrokerUnavailableError, ConfigError, InvalidNameError, warn_user
 from bulltask.jobs.job import NewJob, PlannedJob
-from bulltask.jobs.names import Revocation, check_scheduler_id
+from bulltask.jobs.names import check_scheduler_id
 from bulltask.jobs.schedules import crontab
 from bulltask.observe.bus import Event, Listeners
 from bulltask.observe.hooks import DjangoConnections, Lifespan, LifespanFunction, Middleware, MiddlewareList, SendHooks
@@ -72,15 +72,18 @@ from bulltask.transport.streams import NEWEST
 
 if TYPE_CHECKING:
     from bulltask.config.setting_types import AppOptions
+    from bulltask.queue.aio.control import AsyncControl, AsyncInspect
     from bulltask.queue.aio.events import AsyncQueueEvents
     from bulltask.queue.aio.flow import AsyncFlowProducer
     from bulltask.queue.aio.queue import AsyncQueue
     from bulltask.queue.context import AddOptions, QueueContext
+    from bulltask.queue.control import Destination
+    from bulltask.queue.sync.control import Control, Inspect
     from bulltask.queue.sync.events import QueueEvents
     from bulltask.queue.sync.flow import FlowProducer
     from bulltask.queue.sync.queue import Queue
 
-__all__ = ["App", "Celery", "Control"]
+__all__ = ["App", "Celery"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -120,7 +123,6 @@ class App:
         conf: The settings.
         tasks: The tasks by name.
         Task: The class of tasks without a ``base``.
-        control: Revokes jobs by id: ``app.control.revoke(id)``.
         categorizer: Decides which errors are transient: ``app.categorizer.register(MyError, ErrorCategory.TRANSIENT)``.
         on_after_configure, on_after_finalize: Celery's signals, for functions that call :meth:`add_periodic_task`. Each
             is sent once in every process that loads the tasks, after all of them have been imported. Receivers can
@@ -157,7 +159,6 @@ class App:
         self.conf.when_frozen(lambda _config: self.Task)  # imports it if it was given by name
         self.conf.when_frozen(self.tasks.configure)
         self.categorizer = Categorizer()
-        self.control = Control(self)
         self.on_after_configure = Signal("on_after_configure")
         self.on_after_finalize = Signal("on_after_finalize")
         self._periodic_tasks: dict[str, dict[str, Any]] = {}
@@ -505,6 +506,35 @@ class App:
         from bulltask.queue.aio.events import AsyncQueueEvents  # noqa: PLC0415 - see TYPE_CHECKING above
 
         return AsyncQueueEvents(queue, start=start, broker=lambda: self._broker)
+
+    # ---- live workers ------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def control(self) -> Control:
+        """Orders to live workers, as in Celery: ``app.control.pool_grow(2)``; and ``app.control.revoke(id)``."""
+        from bulltask.queue.sync.control import Control  # noqa: PLC0415 - see TYPE_CHECKING above
+
+        return Control(self)
+
+    @functools.cached_property
+    def acontrol(self) -> AsyncControl:
+        """:attr:`control` for asyncio."""
+        from bulltask.queue.aio.control import AsyncControl  # noqa: PLC0415 - see TYPE_CHECKING above
+
+        return AsyncControl(self)
+
+    def inspect(self, destination: Destination = None, timeout: Duration = 2) -> Inspect:
+        """Ask the live workers, as in Celery: ``app.inspect().active()``.
+
+        Args:
+            destination: Worker ids, or patterns such as ``web-*``; default: all workers.
+            timeout: How long to wait for the answers.
+        """
+        return self.control.inspect(destination, timeout)
+
+    def ainspect(self, destination: Destination = None, timeout: Duration = 2) -> AsyncInspect:
+        """:meth:`inspect` for asyncio; no ``await`` needed."""
+        return self.acontrol.inspect(destination, timeout)
 
     # ---- periodic tasks ----------------------------------------------------------------------------------------------
 
@@ -898,75 +928,3 @@ def _periodic_call(sig: object, args: Sequence[Any], kwargs: Mapping[str, Any] |
     if sig.links or sig.errbacks:
         raise TypeError(f"{sig!r:.200} has callbacks, which a schedule cannot store; send them from the task")
     return sig.clone(args, kwargs)
-
-
-_NO_MESSAGES: Final = (
-    "there are no control messages, because workers read their state from Redis; use the methods of app.queue(…): "
-    "pause(), resume(), drain(), get_workers(), …"
-)
-
-
-class Control:
-    """Revokes jobs by their ids (Celery's ``app.control.revoke``).
-
-    Args:
-        app: The app.
-    """
-
-    def __init__(self, app: App) -> None:
-        self._app = app
-
-    @overload
-    def revoke(
-        self, task_id: str, destination: Any = None, terminate: bool = False, signal: Any = "SIGTERM"
-    ) -> Revocation: ...
-    @overload
-    def revoke(
-        self,
-        task_id: list[str] | tuple[str, ...] | set[str],
-        destination: Any = None,
-        terminate: bool = False,
-        signal: Any = "SIGTERM",
-    ) -> list[Revocation]: ...
-
-    def revoke(
-        self,
-        task_id: str | Iterable[str],
-        destination: Any = None,
-        terminate: bool = False,
-        signal: Any = "SIGTERM",
-    ) -> Revocation | list[Revocation]:
-        """Revoke a job, or several, by id; see :meth:`bulltask.result.AsyncResult.revoke`.
-
-        The queue of each job is looked up, as by :meth:`App.AsyncResult`. If it is known,
-        ``app.queue(name).revoke(id)`` makes one round trip less.
-
-        Args:
-            task_id: The job's id, or several ids.
-            destination: Has no effect; for code written for Celery.
-            terminate: Also cancel a running job.
-            signal: Has no effect; for code written for Celery.
-
-        Returns:
-            What happened to the job; for several ids, a list.
-
-        Raises:
-            SchedulerJobError: The job is the next iteration of a job scheduler: remove the scheduler instead.
-            BrokerError: Redis could not be reached. It is safe to call again.
-        """
-        if destination is not None:
-            warn_user("the argument destination has no effect: a job is revoked in Redis, for all workers")
-        if terminate and signal not in (None, "SIGTERM", "TERM"):
-            warn_user(
-                "the argument signal has no effect: the worker raises an exception in the task, and kills the process "
-                "if the task does not end"
-            )
-        if isinstance(task_id, str):
-            return self._app.AsyncResult(task_id).revoke(terminate=terminate)
-        return [self._app.AsyncResult(one).revoke(terminate=terminate) for one in task_id]
-
-    if not TYPE_CHECKING:  # type checkers would accept any name
-
-        def __getattr__(self, name: str) -> object:
-            """Say what to use instead of Celery's other methods."""
-            raise AttributeError(f"app.control has no {name!r}: {_NO_MESSAGES}", name=name, obj=self)

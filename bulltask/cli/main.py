@@ -24,11 +24,13 @@ __all__ = ["COMMANDS", "main", "run_for"]
 COMMANDS: Final = {
     "acl": "bulltask.cli.acl:acl",
     "call": "bulltask.cli.call:call",
+    "control": "bulltask.cli.control:control",
     "events": "bulltask.cli.events:events",
     "failures": "bulltask.cli.jobs:failures",
     "gen-ts": "bulltask.cli.tasks:gen_ts",
     "health": "bulltask.cli.health:health",
     "history": "bulltask.cli.history:history",
+    "inspect": "bulltask.cli.control:inspect",
     "job": "bulltask.cli.job:job",
     "jobs": "bulltask.cli.jobs:jobs",
     "migrate-bull": "bulltask.cli.migrate_bull:migrate_bull",

@@ -18,6 +18,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 from bulltask.config.celery_settings import CELERY_SETTINGS, CUSTOM_SCHEDULER, current_name
 from bulltask.config.config import SETTINGS, Config, check_config
 from bulltask.config.parsers import SECRET_FILES, wrap_secrets
-from bulltask.config.urls import SecretUrl, secret_url, url
+from bulltask.config.urls import SecretUrl, redact_text, secret_url, url
 from bulltask.jobs.errors import ConfigError, nearest, warn_user
 
 if TYPE_CHECKING:
@@ -232,12 +233,39 @@ class Settings(SettingTypes):
     def __iter__(self) -> Iterator[str]:
         return iter(SETTINGS)
 
+    def shown(self, *, with_defaults: bool = False) -> dict[str, Any]:
+        """Return the settings that were set, or all, as JSON values; secrets are ``***``."""
+        given = self._given()
+        values = {row.name: row.default for row in SETTINGS.values()} | given if with_defaults else given
+        return {name: _shown(value, name, is_secret=SETTINGS[name].is_secret) for name, value in values.items()}
+
     def __repr__(self) -> str:
         changed = {name: "…" if SETTINGS[name].is_secret and value else value for name, value in self._given().items()}
         return f"<Settings {changed}>"
 
     def __dir__(self) -> list[str]:
         return ["update", *SETTINGS]  # for completion in a shell
+
+
+_HIDDEN: Final = re.compile("token|key|secret|pass|credential|signature|auth", re.IGNORECASE)
+"""Names in a setting's value whose values are hidden, as in Celery."""
+
+_SHOWN_CHARS: Final = 500
+
+
+def _shown(value: object, name: str = "", *, is_secret: bool = False) -> Any:
+    """Return a value as JSON, without secrets."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, SecretUrl):
+        return str(value)
+    if is_secret or hasattr(value, "get_secret_value") or (isinstance(value, str) and _HIDDEN.search(name)):
+        return "***"
+    if isinstance(value, Mapping):
+        return {str(key): _shown(item, str(key)) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_shown(item, name) for item in value]
+    return redact_text(value if isinstance(value, str) else repr(value))[:_SHOWN_CHARS]
 
 
 _CLOSE: Final = 0.75

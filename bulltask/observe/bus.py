@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import Field, fields, is_dataclass
 from typing import Any, TypeVar
 
@@ -74,6 +74,11 @@ class Bus:
         """
         self._subscribed.append((kind, listener))
         self.listeners = _ListenersOfClass(self._subscribed)  # a new one, as another thread may be in emit()
+
+    def replace(self, old: Collection[Listener], new: Sequence[tuple[type[Event], Listener]]) -> None:
+        """Unsubscribe some listeners, and subscribe others, which are called first."""
+        self._subscribed = [*new, *(pair for pair in self._subscribed if pair[1] not in old)]
+        self.listeners = _ListenersOfClass(self._subscribed)
 
     def emit(self, event: Event) -> None:
         """Call the listeners of ``event``. An ``Exception`` that a listener raises is reported and dropped."""

@@ -48,6 +48,8 @@ __all__ = [
     "JobWaitsForChildren",
     "LockLost",
     "MalformedJobFailed",
+    "OrderExecuted",
+    "OrderRejected",
     "RedisDisconnected",
     "RedisErrorReply",
     "RedisReconnected",
@@ -829,7 +831,30 @@ class ConcurrencyChanged(Event):
 
     children: int
     reason: str
-    """``"signal"`` or ``"autoscale"``."""
+    """``"signal"``, ``"control"`` or ``"autoscale"``."""
+
+
+@event("Order executed", INFO)
+class OrderExecuted(Event):
+    """The worker has executed an order of ``bulltask control`` or ``app.control``. Questions are not logged."""
+
+    order: str
+    arguments: str
+    """As JSON."""
+    sender: str
+    """``user@host``, as the sender has said."""
+    app: str
+    result: str
+
+
+@event("Order rejected", WARNING, hint="Nothing was changed, and the sender was told")
+class OrderRejected(Event):
+    """The worker could not execute an order; its sender has received the error."""
+
+    order: str
+    sender: str
+    app: str
+    error: str
 
 
 @event("Signal ignored", INFO)

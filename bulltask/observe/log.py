@@ -145,15 +145,36 @@ class LogListener:
     def __init__(self, log: FilteringBoundLogger, encrypts: Callable[[str], bool] | None = None) -> None:
         self._log = log
         self._encrypts = encrypts
+        self._listeners: list[tuple[type[Event], Listener]] = []
 
     def attach(self, bus: Bus) -> None:
         """Subscribe to the events that the logger's level includes, and to no others.
 
         Therefore, at level ``warning``, `JobCompleted` has no listener, and a child does not even create that event.
         """
-        for kind, declared in EVENTS.items():
-            if self._log.is_enabled_for(declared.level):
-                bus.subscribe(kind, self._listener(declared, has_result=kind is JobCompleted))
+        before = {listener for _, listener in self._listeners}
+        self._listeners = [
+            (kind, self._listener(declared, has_result=kind is JobCompleted))
+            for kind, declared in EVENTS.items()
+            if self._log.is_enabled_for(declared.level)
+        ]
+        bus.replace(before, self._listeners)
+
+    def set_level(self, level: str, bus: Bus) -> None:
+        """Change the level of this process: of its events on this bus, of bulltask's logger, and of the app's loggers.
+
+        The levels of the standard library's loggers change only if bulltask writes their records.
+        """
+        number = _level_number(level)
+        wrapper = structlog.make_filtering_bound_logger(number)
+        # All parts of a process have the same logger, so its class changes.
+        self._log.__class__ = wrapper
+        if structlog.is_configured() and isinstance(structlog.get_config()["logger_factory"], _Factory):
+            structlog.configure(wrapper_class=wrapper)
+        root = logging.getLogger()
+        if root.handlers and all(isinstance(handler, _Bridge) for handler in root.handlers):
+            root.setLevel(number)
+        self.attach(bus)
 
     def _listener(self, declared: Declaration, *, has_result: bool) -> Listener:
         """Return the function that writes the lines of one class of events, with all that is known in advance."""

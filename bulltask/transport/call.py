@@ -544,6 +544,14 @@ class QueueKeys:
         """A worker's state (bulltask's own key, which expires)."""
         return f"{self.bulltask_base}worker:{worker_id}"
 
+    def orders(self, worker_id: str) -> str:
+        """Orders to a worker whose home queue this is (bulltask's own list, which expires)."""
+        return f"{self.bulltask_base}worker:{worker_id}:orders"
+
+    def replies(self, order_id: str) -> str:
+        """Replies of the workers to an order (bulltask's own list, which expires)."""
+        return f"{self.bulltask_base}reply:{order_id}"
+
     def client_name(self, worker: str = "") -> str:
         """The connection name that identifies a worker to Node's ``getWorkers()`` and to dashboards."""
         encoded = base64.b64encode(self.name.encode()).decode()

@@ -39,6 +39,7 @@ ROLES: Final = {
     "worker": "run jobs, with schedules, retries, revocation and metrics",
     "sender": "send jobs, canvases and flows, including from an outbox, and wait for results",
     "reader": "read queues, jobs, results, schedules and events",
+    "operator": "read as a reader does, and give orders to live workers (bulltask control, inspect)",
     "manager": "everything that bulltask does: all methods of queues and jobs, all commands",
 }
 """The roles, and what a user with that role can do. A user can have several."""
@@ -49,8 +50,8 @@ CLUSTER: Final = ("asking", "client|id", "client|unblock", "cluster|slots")
 _CONNECT: Final = ("time",)
 
 _WORKER: Final = (
-    "bzpopmin client|setname discard eval evalsha get hget hgetall hmget hset hsetnx info llen multi ping pexpire sadd "
-    "scard set zadd zcard zrem zscan"
+    "bzpopmin client|setname discard eval evalsha exists get hget hgetall hmget hset hsetnx info llen multi ping "
+    "pexpire rpush sadd scard set zadd zcard zrem zscan"
 ).split()
 _SENDER: Final = (
     "del eval evalsha exec exists get hmget hsetnx multi set unwatch wait watch xrange xread xrevrange"
@@ -60,6 +61,7 @@ _READER: Final = (
     "pttl scan scard sismember smembers sscan xinfo|stream xread xrevrange zcard zcount zrange zrank zrevrange "
     "zscan zscore"
 ).split()
+_OPERATOR: Final = "lrem pexpire rpush".split()
 _MANAGER: Final = "hdel hlen ltrim srem type xadd xtrim".split()
 """Commands that are called directly; those inside scripts are read from the scripts."""
 
@@ -151,7 +153,8 @@ def _commands_of(role: str) -> frozenset[str]:
         "worker": {*_WORKER, *worker_commands(), *metrics_commands()},
         "sender": {*_SENDER, *sender},
         "reader": {*_READER, *reader},
-        "manager": {*_WORKER, *_SENDER, *_READER, *_MANAGER, *called_in(scripts)},
+        "operator": {*_READER, *reader, *_OPERATOR},
+        "manager": {*_WORKER, *_SENDER, *_READER, *_OPERATOR, *_MANAGER, *called_in(scripts)},
     }
     return frozenset(commands[role] | set(_CONNECT))
 

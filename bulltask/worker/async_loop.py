@@ -169,6 +169,9 @@ class NextJobs:
 
     Every other job is released, so that the main thread, or another worker, acquires it. All methods are called on the
     event loop, except :meth:`pause`.
+
+    Attributes:
+        tasks: Those that :func:`loop_tasks` returns.
     """
 
     def __init__(
@@ -184,7 +187,7 @@ class NextJobs:
         self._fetcher = fetcher
         self._runner = runner
         self._child_limits = child_limits
-        self._tasks = tasks
+        self.tasks = tasks
         self._max_crashes = config.max_crashes
         self.lock_ms = config.lock_ms
         self._paused_until_ms = 0
@@ -192,7 +195,7 @@ class NextJobs:
     def may_follow(self, acquired: AcquiredJob) -> bool:
         """Whether the call that writes the outcome of this job may fetch the next one."""
         return (
-            acquired.job.name in self._tasks
+            acquired.job.name in self.tasks
             and self._fetcher.may_fetch_next
             and not self._child_limits.limits_jobs
             and self._fetcher.round_robin.may_stay(acquired.queue_index)
@@ -213,7 +216,7 @@ class NextJobs:
         """Whether the event loop may start the job: only if it needs no further call to Redis, which would block."""
         job = acquired.job
         needs_call = job.is_repeated or job.canvas or job.replacement or job.deferred_failure
-        is_plain = job.name in self._tasks and not (acquired.max_concurrent or needs_call)
+        is_plain = job.name in self.tasks and not (acquired.max_concurrent or needs_call)
         return is_plain and self._fetcher.may_fetch_next
 
     def begin(self, acquired: AcquiredJob) -> Attempt | Outcome:

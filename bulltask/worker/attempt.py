@@ -482,6 +482,7 @@ class AttemptRunner:
 
     def _new_plan(self, task: AnyTask[..., Any]) -> TaskPlan:
         """Return the plan of a task; a hint that cannot be evaluated is an error of its jobs."""
+        plans = self._plans  # forget_plans() may replace it meanwhile
         limits = task._options.time_limits.with_defaults(self._config.time_limits)
         plan = TaskPlan(
             task=task,
@@ -494,8 +495,12 @@ class AttemptRunner:
             encode_result=self._payloads.plain_encoder(task),
         )
         if self.keeps_plans:
-            self._plans[task.name] = plan
+            plans[task.name] = plan
         return plan
+
+    def forget_plans(self) -> None:
+        """Plan the tasks again, because their limits were changed; a signal handler calls this."""
+        self._plans = {}
 
     @property
     def may_start(self) -> bool:

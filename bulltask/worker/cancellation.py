@@ -375,6 +375,7 @@ class Cancellation:
     Attributes:
         execution: What the main thread runs; a request cancels it within :func:`call_task`.
         polling: Set while async jobs are running, so that the event loop polls for requests.
+        on_signal: Called when the supervisor sends the signal: it may have changed something else, too.
     """
 
     def __init__(
@@ -387,6 +388,7 @@ class Cancellation:
         self._cancel_spark = cancel_spark
         self._running_loop = loop
         self.execution: TaskExecution | None = None
+        self.on_signal: Callable[[], None] = lambda: None
         self._async: dict[asyncio.Task[Any], TaskExecution] = {}
         self.polling = threading.Event()
         self._turned_ms = 0
@@ -434,6 +436,7 @@ class Cancellation:
         if self._async and (loop := self._running_loop()) is not None:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._poll)
+        self.on_signal()
         if _in_task_code(frame):
             self.raise_if_cancelled()
 

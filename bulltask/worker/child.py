@@ -52,6 +52,7 @@ from bulltask.worker.cancellation import Cancellation, TaskThreads, uninterrupte
 from bulltask.worker.child_pool import lead_group, mark_programs
 from bulltask.worker.fetch import JobFetcher
 from bulltask.worker.finish import Finisher, OutcomeWriter
+from bulltask.worker.orders import ChildChanges
 from bulltask.worker.prefetch import PrefetchLoop
 from bulltask.worker.run_hooks import LoopHooks, attach_process_signals, redirect_output
 from bulltask.worker.slots import (
@@ -276,7 +277,8 @@ class ChildPlan:
     """The objects that a child receives from the supervisor.
 
     Attributes:
-        bus: Creates the child's bus with its listeners, including one for the metrics; called after the fork.
+        bus: Creates the child's bus with its listeners, including one for the metrics, and returns it with that of the
+            log; called after the fork.
         close_inherited: Closes the supervisor's connections and pipes, which the child has inherited.
     """
 
@@ -287,7 +289,7 @@ class ChildPlan:
     block: ChildBlock
     control: ControlPage
     memory: MetricsMemory | None
-    bus: Callable[[MetricsBlock | None], Bus]
+    bus: Callable[[MetricsBlock | None], tuple[Bus, LogListener]]
     close_inherited: Callable[[], None]
 
 
@@ -303,10 +305,10 @@ def run_child(plan: ChildPlan, parent_pid: int) -> None:
         warn_in_tasks(_running_task)
         sys.breakpointhook = _debug
         counts = None if plan.memory is None else plan.memory.block(plan.index + 1)
-        bus = plan.bus(counts)
+        bus, log = plan.bus(counts)
         if plan.app._config.redirect_stdouts:
             redirect_output(plan.app._config.redirect_stdouts_level, bus)
-        loop = _assemble(plan, bus, counts, parent_pid)
+        loop = _assemble(plan, bus, log, counts, parent_pid)
         unblock_signals()
         loop.open(LoopHooks(plan.app._lifespans))
         bus.emit(ChildReady(plan.index, os.getpid()))
@@ -332,16 +334,19 @@ def metrics_memory(app: App, queues: Sequence[str], children: int, fd: int | Non
     return MetricsMemory(queues, children + 1, ChildLimit, fd, tasks=tasks, slots=slots)
 
 
-def child_bus(logger: FilteringBoundLogger, counts: MetricsBlock | None, queues: Sequence[str], app: App) -> Bus:
+def child_bus(
+    logger: FilteringBoundLogger, counts: MetricsBlock | None, queues: Sequence[str], app: App
+) -> tuple[Bus, LogListener]:
     """Return a child's bus with the log, the metrics and the app's listeners; call it in the child."""
     bus = Bus(on_error=listener_errors(logger))
     encrypts = PayloadCodec(app._config).encrypts if app._config.encryption_keys else None
-    LogListener(logger, encrypts).attach(bus)
+    log = LogListener(logger, encrypts)
+    log.attach(bus)
     if counts is not None:
         MetricsListener(counts, queues).attach(bus)
     attach_process_signals(bus)
     app._listeners.attach(bus)  # last, so that a job's log line comes before the output of the app's listeners
-    return bus
+    return bus, log
 
 
 def _debug(*args: Any, header: str | None = None, **kwargs: Any) -> object:
@@ -386,7 +391,7 @@ def _reset_signals(parent_pid: int) -> None:
     die_with_parent(signal.SIGKILL, parent_pid)
 
 
-def _assemble(plan: ChildPlan, bus: Bus, counts: MetricsBlock | None, parent_pid: int) -> SyncLoop:
+def _assemble(plan: ChildPlan, bus: Bus, log: LogListener, counts: MetricsBlock | None, parent_pid: int) -> SyncLoop:
     app, config = plan.app, plan.app._config
     broker = app._broker  # App creates a new broker after a fork
     if broker.endpoint.primary is not None:
@@ -418,6 +423,17 @@ def _assemble(plan: ChildPlan, bus: Bus, counts: MetricsBlock | None, parent_pid
     )
     _handle_stop_signals(fetcher)
     cancellation.install()
+
+    def change_tasks() -> None:
+        runner.forget_plans()
+        next_jobs.tasks = loop_tasks(app)
+
+    def set_log_level(level: str) -> None:
+        log.set_level(level, bus)
+
+    changes = ChildChanges(plan.control, app, fetcher.cancel_queues, change_tasks, set_log_level)
+    cancellation.on_signal = changes.apply
+    changes.apply()
     StackDumper(plan.block, async_loop.running_loop, bus, plan.index).install()
     isolate_forks(fetcher.disconnect, async_loop.running_loop)
     iteration_adder = IterationAdder(fetcher, broker.clock, zone_of(config.timezone))

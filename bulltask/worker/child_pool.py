@@ -476,6 +476,23 @@ class ChildPool:
         while self._target > target and self.shrink():
             pass
 
+    def replace(self) -> int:
+        """Stop every child when its jobs have ended, and start another one in its place now; return how many."""
+        staying = self._staying()
+        for index in staying:
+            _request_stop(self._children[index])
+        return len(staying)
+
+    def notify_all(self) -> None:
+        """Signal all children, so that they read what the control page has for them."""
+        for child in self._children.values():
+            _send(child.pid, signal.SIGUSR2)
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the children, in the order of their indexes."""
+        return [child.pid for _, child in sorted(self._children.items())]
+
     @property
     def is_paused(self) -> bool:
         """Whether the children acquire no jobs until the worker is resumed."""
@@ -527,6 +544,12 @@ class ChildPool:
         for child in self._children.values():
             for slot in child.slots:
                 yield slot.read()
+
+    def views_by_pid(self) -> Iterator[tuple[int, SlotView]]:
+        """Yield the slots of all children, with the children's process ids."""
+        for child in self._children.values():
+            for slot in child.slots:
+                yield child.pid, slot.read()
 
     def overdue_views(self, now_ms: int) -> Iterator[SlotView]:
         """Yield the slots whose attempt may have passed a deadline."""

@@ -7,7 +7,7 @@ while they are empty, and fetches the job in the same wake-up.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -88,12 +88,14 @@ class RoundRobin:
 
     Attributes:
         polled: The indexes of the queues that were opened at the start, or by the last :meth:`reopen`.
+        cancelled: The indexes of the queues from which no jobs are fetched at the moment (:meth:`cancel`).
     """
 
     def __init__(self, queues: Sequence[QueueKeys], clock: ServerClock, at_once: int | None = None) -> None:
         self.queues = queues
         self._clock = clock
         self._turn = 0
+        self.cancelled: frozenset[int] = frozenset()
         self._closed_until_ms = [0] * len(queues)
         self._limited_until_ms = [0] * len(queues)
         self._due_at_ms = [0] * len(queues)
@@ -135,7 +137,10 @@ class RoundRobin:
         if len(self.queues) == 1:
             return index
         self.acquired_from(index)
-        return next(self.candidates(), index)
+        following = next(self.candidates(), index)
+        if following in self.cancelled:
+            return next(other for other in range(len(self.queues)) if other not in self.cancelled)
+        return following
 
     def may_stay(self, index: int) -> bool:
         """Whether the next fetch may be from the same queue: it has no limit now, and no other queue may have a job.
@@ -157,6 +162,8 @@ class RoundRobin:
         self._open.discard(index)
         self._due_at_ms[index] = no_job.due_ms
         self.rate_limited(index, no_job.limited_ms)
+        if index in self.cancelled:
+            self._skip_cancelled(index)
 
     def rate_limited(self, index: int, limit_ms: int) -> None:
         """Record that the queue is rate-limited for ``limit_ms``; the event loop's thread calls this too."""
@@ -170,7 +177,22 @@ class RoundRobin:
 
     def is_skipped(self, index: int) -> bool:
         """Whether the queue is not polled at the moment: it is rate-limited, or in a backoff after an error."""
-        return self._limited_until_ms[index] > mono_ms()
+        return self._limited_until_ms[index] > mono_ms() and index not in self.cancelled
+
+    def cancel(self, queues: Collection[str]) -> None:
+        """Fetch no jobs from these queues, and from all others again; at least one queue is not among them."""
+        before = self.cancelled
+        self.cancelled = frozenset(index for index, keys in enumerate(self.queues) if keys.queue in queues)
+        for index in before - self.cancelled:
+            self._limited_until_ms[index] = 0
+            self._reopen(index)
+        for index in self.cancelled:
+            self._skip_cancelled(index)
+
+    def _skip_cancelled(self, index: int) -> None:
+        self._closed_until_ms[index] = self._limited_until_ms[index] = _NEVER_MS
+        self._due_at_ms[index] = 0
+        self._open.discard(index)
 
     def record_marker(self, index: int, score_ms: float) -> None:
         """Record the queue's marker: a job is waiting now, or one is due at ``score_ms`` (server time)."""
@@ -211,6 +233,8 @@ class RoundRobin:
                 self._reopen(index)
 
     def _reopen(self, index: int) -> None:
+        if index in self.cancelled:
+            return
         self._closed_until_ms[index] = self._limited_until_ms[index]
         self._open.add(index)
 
@@ -301,9 +325,9 @@ class QueueWait:
         """Wait for a marker of these queues; return whether this child has taken one. Raises as :meth:`wait` does."""
         return self._pop_marker(queues, wait_ms, None)[0] is not None
 
-    def interrupt(self) -> None:
-        """End a wait if jobs must no longer be acquired; called by a signal handler."""
-        if self._is_waiting and not self._may_acquire():
+    def interrupt(self, *, anyway: bool = False) -> None:
+        """End a wait if jobs must no longer be acquired, or ``anyway``; called by a signal handler."""
+        if self._is_waiting and (anyway or not self._may_acquire()):
             self._is_waiting = False  # a second signal must not interrupt the handling of the first one
             raise WaitInterrupted
 
@@ -445,6 +469,13 @@ class JobFetcher:
     def may_collect(self) -> bool:
         """Whether several jobs may be acquired: not if those of a call without a reply must be released first."""
         return self.may_acquire and not self.pool.without_reply
+
+    def cancel_queues(self, queues: Collection[str]) -> None:
+        """Acquire no jobs from these queues, only from the others, and end a wait; called by a signal handler."""
+        cancelled = self.round_robin.cancelled
+        self.round_robin.cancel(queues)
+        if self.round_robin.cancelled != cancelled:
+            self._queue_wait.interrupt(anyway=True)
 
     def close(self) -> None:
         """Acquire no more jobs, and end a wait; called by a signal handler."""
@@ -595,6 +626,8 @@ class JobFetcher:
         acquired before it failed with a ``BrokerError`` are released later, or failed if they are malformed.
         """
         keys, now_ms = self.round_robin.queues[index], self._clock.now_ms()
+        if index in self.round_robin.cancelled:
+            return []
         options = [self._fetch_options[keys, slot.token] for slot in slots]
         try:
             if task is not None:

@@ -206,7 +206,15 @@ class RateLimitCheck:
         self._client = client
         self._backoff = backoff
         self._logger = logger
+        self._app = app
+        self._queues = queues
         self._pending = {} if app._config.disable_rate_limits else _limits_by_queue(app, queues)
+        self._changed: set[str] = set()
+
+    def store_changed(self, task: str) -> None:
+        """Store the rate limit of a task that was changed at run time, which other workers may not have changed yet."""
+        self._changed.add(task)
+        self._pending = _limits_by_queue(self._app, self._queues)
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Compare and store the limits, until that was done once."""
@@ -230,7 +238,7 @@ class RateLimitCheck:
         others = dict(zip(words[::2], words[1::2], strict=False))
         for task, limit in limits.items():
             other, _, worker = others.get(task, limit).partition(" ")
-            if other != limit:
+            if other != limit and task not in self._changed:
                 self._logger.warning(
                     "Another worker has another rate limit for a task",
                     task=task,

@@ -128,7 +128,8 @@ class PrefetchLoop:
         prefetches = self.count.jobs > 1
         if prefetches != self._prefetches:
             self._block.prefetches = self._prefetches = prefetches
-        return prefetches and self._control.watches and self._fetcher.may_fetch_next and self._block.can_lock
+        may_fetch = self._fetcher.may_fetch_next and not self._fetcher.round_robin.cancelled
+        return prefetches and self._control.watches and may_fetch and self._block.can_lock
 
     def record_idle(self) -> None:
         """Record that there is no job, so the supervisor need not watch this child."""
@@ -179,7 +180,8 @@ class PrefetchLoop:
 
     def _wanted(self) -> int:
         """Return how many jobs should be ready at the start of the next round."""
-        return self.count.jobs if self._fetcher.may_collect else 0
+        # While a queue is cancelled, OutcomeWriter chooses from which queue the next job is fetched.
+        return self.count.jobs if self._fetcher.may_collect and not self._fetcher.round_robin.cancelled else 0
 
     # ---- running ----
 

@@ -72,6 +72,7 @@ from bulltask.worker.health import SLOTS_NAME, HealthReport, Pulse, Vitals
 from bulltask.worker.helpers import GuardProcess, HelperProcess, HookProcess, MetricsProcess, OutboxProcess, WorkerInfo
 from bulltask.worker.limits import Canceller, RevocationCheck, TimeLimitCheck
 from bulltask.worker.locks import Heartbeat, StalledCheck
+from bulltask.worker.orders import OrderCheck, Orders
 from bulltask.worker.recovery import Recovery, Takeover
 from bulltask.worker.slots import ExitCode, ProcessState, Slots, WakeupPipe
 from bulltask.worker.spark_tasks import missing_dependencies
@@ -328,7 +329,8 @@ class _Assembly:
         self.process_spec = process_spec
         self.signals = process_spec.signals
         self.bus = Bus(on_error=listener_errors(self.logger))
-        LogListener(self.logger).attach(self.bus)
+        self.log = LogListener(self.logger)
+        self.log.attach(self.bus)
         self.backoff = ReconnectBackoff(self.bus, config)
         self.broker = app._broker
         self.keys = [self.broker.keys(queue) for queue in queues]
@@ -475,6 +477,19 @@ class _Assembly:
         revocation_check = RevocationCheck(self.broker, keys, canceller.cancel_jobs, client, bus, backoff)
         bus.subscribe(WorkerStopping, self.pulse.stopping)
         bus.subscribe(ChildStarted, lambda _: self.pulse.beat())  # forking many children of a large app takes long
+        rate_limit_check = RateLimitCheck(self.app, keys, self.worker_id, client, backoff, self.logger)
+        autoscaler = self._autoscaler(pool)
+        orders = Orders(
+            self.app,
+            self.queues,
+            pool,
+            self.slots.control,
+            self.log,
+            bus,
+            lambda: supervisor,
+            next(iter(autoscaler), None),
+            rate_limit_check.store_changed,
+        )
         services: list[Service] = [
             heartbeat,
             Takeover(pool.blocks, self.slots.control, keys, client, backoff),
@@ -488,13 +503,14 @@ class _Assembly:
             *self.primary_check,
             beat,
             IncompatibleJobs(keys, list(self.app.tasks), client, self.broker.clock, backoff, self.logger),
-            RateLimitCheck(self.app, keys, self.worker_id, client, backoff, self.logger),
+            rate_limit_check,
             queue_check,
             report,
             *self._helpers(),
             IdleCheck(pool, config, lambda: self.slots.control.paused or backoff.is_active),
             HealthReport(self.pulse, lambda: self._vitals(pool)),
-            *self._sizing(pool),
+            *autoscaler,
+            OrderCheck(keys[0], self.worker_id, orders.execute, client, self.broker.clock, backoff, bus),
             *self._stopping(pool, lambda reason: supervisor.finish(reason)),  # noqa: PLW0108 - defined below
         ]
         ticker = Ticker(services, backoff, bus)
@@ -547,7 +563,7 @@ class _Assembly:
             else [PrimaryCheck(endpoint, endpoint.primary, self.slots.control, self.limits)]
         )
 
-    def _sizing(self, pool: ChildPool) -> list[Service]:
+    def _autoscaler(self, pool: ChildPool) -> list[Autoscaler]:
         limits, keepalive_ms = self.config.autoscale, self.config.autoscale_keepalive_ms
         if limits is None:
             return []

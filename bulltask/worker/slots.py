@@ -415,7 +415,11 @@ class Slot:
 
 # Indexes of the page's 64-bit words.
 _PAUSED, _HAS_PERMITS, _PERMITS, _STARTED, _FINISHING, _WATCHES, _PRIMARY = range(7)
+_CHANGES_SEQ, _CHANGES_LENGTH = range(10, 12)
 _STOPPING = 2
+
+_CHANGES_BYTES: Final = 65_536
+"""Size of the memory for :class:`bulltask.worker.orders.Changes`; what is not used needs no memory."""
 
 
 class ControlPage:
@@ -426,8 +430,9 @@ class ControlPage:
             file's first byte makes changes of permits atomic.
     """
 
-    def __init__(self, memory: memoryview, lock_fd: int | None) -> None:
+    def __init__(self, memory: memoryview, lock_fd: int | None, changes: memoryview | None = None) -> None:
         self._words = memory.cast("q")
+        self._changes = memoryview(b"") if changes is None else changes
         self._lock_fd = lock_fd
         # Not read from shared memory for every job: it does not change after the first child has started.
         self.has_permits = bool(self._words[_HAS_PERMITS])
@@ -466,6 +471,32 @@ class ControlPage:
         words = (state.epoch, state.failover_until_ms, state.known_ms)
         for offset, word in enumerate(words):
             self._words[_PRIMARY + offset] = word
+
+    @property
+    def changes_number(self) -> int:
+        """How often :meth:`set_changes` was called."""
+        return self._words[_CHANGES_SEQ] // 2
+
+    def changes(self) -> bytes:
+        """Return what was changed in this worker at run time (:class:`bulltask.worker.orders.Changes`)."""
+        words, changes = self._words, b""
+        for _ in range(_MAX_READS):
+            seq = words[_CHANGES_SEQ]
+            changes = bytes(self._changes[: words[_CHANGES_LENGTH]])
+            if seq % 2 == 0 and words[_CHANGES_SEQ] == seq:
+                break  # otherwise, the supervisor is writing, and a signal follows
+        return changes
+
+    def set_changes(self, changes: bytes) -> bool:
+        """Store what has been changed; return False if it is too long. A signal makes the children read it."""
+        if len(changes) > len(self._changes):
+            return False
+        words = self._words
+        words[_CHANGES_SEQ] += 1
+        self._changes[: len(changes)] = changes
+        words[_CHANGES_LENGTH] = len(changes)
+        words[_CHANGES_SEQ] += 1
+        return True
 
     def limit_jobs(self, jobs: int) -> None:
         """Let all children together start at most ``jobs`` jobs; call this before the first child starts.
@@ -652,16 +683,17 @@ class Slots:
         self.per_child = per_child
         size = _CHILD_BYTES + per_child * (SLOT_BYTES + OUTCOME_BYTES)
         page = mmap.PAGESIZE
+        control = page + -(-_CHANGES_BYTES // page) * page
         stride = -(-size // page) * page  # no two children write to one page
-        total = page + stride * children
+        total = control + stride * children
         if fd is not None and os.fstat(fd).st_size == 0:
             os.ftruncate(fd, total)
         self._memory = memoryview(mmap.mmap(-1 if fd is None else fd, total))
-        self.control = ControlPage(self._memory[:HEALTH_AT], fd)
+        self.control = ControlPage(self._memory[:HEALTH_AT], fd, self._memory[page:control])
         self.health = HealthPage(self._memory[HEALTH_AT:page])
-        starts = range(page, total, stride)
+        starts = range(control, total, stride)
         self.children = [ChildBlock(self._memory[start : start + size], per_child, fd, start) for start in starts]
-        self.pids_at = range(page + _PID * _WORD, total, stride)
+        self.pids_at = range(control + _PID * _WORD, total, stride)
 
 
 class SlotPool:

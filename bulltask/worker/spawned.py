@@ -12,8 +12,9 @@ from bulltask.app import App
 from bulltask.config.parsers import wrap_secrets
 from bulltask.config.process import anonymous_file, inherit_life_line
 from bulltask.jobs.clock import value_class
+from bulltask.observe.bus import Bus
 from bulltask.observe.counters import MetricsBlock
-from bulltask.observe.log import configure_logging
+from bulltask.observe.log import LogListener, configure_logging
 from bulltask.registry.tasks import find_app
 from bulltask.worker.child import ChildPlan, child_bus, metrics_memory, run_child
 from bulltask.worker.slots import Slots
@@ -71,7 +72,7 @@ def main(spec_fd: int) -> None:
     if spec.metrics_fd is not None:
         memory = metrics_memory(app, spec.queues, spec.children, spec.metrics_fd)
 
-    def bus(counts: MetricsBlock | None) -> Any:
+    def bus(counts: MetricsBlock | None) -> tuple[Bus, LogListener]:
         return child_bus(logger, counts, spec.queues, app)
 
     plan = ChildPlan(

@@ -288,6 +288,9 @@ class Autoscaler:
     short backlog does not start all children. If jobs wait because of a rate limit or global concurrency, children are
     waiting, so no more are started. The number shrinks by the number of children that were not needed during the
     keepalive (30 s by default, as in Celery). Children with the fewest jobs are stopped first; they finish their jobs.
+
+    Attributes:
+        limits: The minimum and the maximum, which may be changed.
     """
 
     interval_ms = 1_000
@@ -303,7 +306,7 @@ class Autoscaler:
         backoff: ReconnectBackoff,
     ) -> None:
         self._pool = pool
-        self._limits = limits
+        self.limits = limits
         self._keepalive_ms = keepalive_ms
         self._per_child = per_child
         self._count_jobs = count_jobs
@@ -315,6 +318,7 @@ class Autoscaler:
     def tick(self, now_ms: int, _missed: int, /) -> None:
         """Compare the children with the jobs, and start or stop children."""
         free = self._pool.free_slots(self._per_child)
+        self._resize(self._pool.target)  # the limits may have been changed
         if self._pool.is_paused or self._backoff.is_active or free is None:
             self._min_free = None
         elif free == 0:
@@ -331,7 +335,7 @@ class Autoscaler:
 
     def _grow(self) -> None:
         target = self._pool.target
-        if target >= self._limits.maximum:
+        if target >= self.limits.maximum:
             return
         try:
             self._resize(target + min(target, self._count_jobs()))
@@ -339,7 +343,7 @@ class Autoscaler:
             self._backoff.record_failure(exc)
 
     def _resize(self, target: int) -> None:
-        target = max(self._limits.minimum, min(self._limits.maximum, target))
+        target = max(self.limits.minimum, min(self.limits.maximum, target))
         if target != self._pool.target:
             self._pool.resize(target)
             self._bus.emit(ConcurrencyChanged(self._pool.target, "autoscale"))
@@ -645,6 +649,27 @@ class Supervisor:
             self._start_shutdown("warm")
         else:
             self.cold_shutdown()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the worker is not stopping."""
+        return self._state is ProcessState.RUN
+
+    def shut_down(self, *, cold: bool) -> bool:
+        """Stop as after a signal, with the usual deadline; return False if the worker was stopping already."""
+        if cold and self._state < ProcessState.TERMINATE:
+            self.cold_shutdown()
+            return True
+        if self.is_running or self._finishing:
+            self._start_shutdown("warm")
+            self._limit_calls()
+            return True
+        return False
+
+    def resize(self, target: int) -> None:
+        """Change the number of children."""
+        self._pool.resize(target)
+        self._bus.emit(ConcurrencyChanged(self._pool.target, "control"))
 
     def finish(self, reason: str) -> None:
         """Acquire no more jobs, and stop when the running ones have finished, however long they take.

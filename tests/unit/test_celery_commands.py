@@ -6,6 +6,9 @@ import pytest
 from click.testing import CliRunner
 
 from bulltask.cli.main import main
+from bulltask.cli.options import ExitCode
+from bulltask.queue.control import Answers
+from bulltask.queue.sync.control import Control
 
 
 @pytest.mark.parametrize(
@@ -36,6 +39,22 @@ from bulltask.cli.main import main
         ("worker --statedb x", "revocations are stored in Redis"),
         ("worker --purge", "'bulltask queue drain QUEUE'"),
         ("--result-backend redis://x worker", "results are stored in the Redis server of -b"),
+        ("inspect scheduled", "'bulltask jobs QUEUE --state delayed'"),
+        ("inspect revoked", "'bulltask job show'"),
+        ("inspect query_task 1", "'bulltask job show'"),
+        ("inspect memdump", "kill -USR1"),
+        ("inspect objgraph", "kill -USR1"),
+        ("inspect clock", "no logical clock"),
+        ("inspect report", "'bulltask inspect stats'"),
+        ("inspect activ", "did you mean 'active'"),
+        ("control revoke 1", "'bulltask revoke'"),
+        ("control terminate KILL 1", "'bulltask revoke'"),
+        ("control enable_events", "events are always on"),
+        ("control disable_events", "events are always on"),
+        ("control election", "need no leader"),
+        ("control heartbeat", "'bulltask workers'"),
+        ("control rate_limit add", "Missing argument 'RATE'"),
+        ("control pool_grow many", "'many' is not a valid integer"),
         ("wroker", "did you mean 'worker'"),
         ("revok 1", "did you mean 'revoke'?"),
         ("pipeline rnu", "did you mean 'run'?"),
@@ -49,3 +68,38 @@ def test_a_command_that_does_not_exist_is_answered_with_the_right_one(typed: str
     assert result.exit_code == 2
     assert answer in " ".join(result.stderr.split())
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "control add_consumer mail -d web1@host",
+        "control autoscale 10 3",
+        "control cancel_consumer mail",
+        "control pool_grow 2 --timeout 1 --destination a,b",
+        "control pool_restart",
+        "control pool_shrink",
+        "control rate_limit add 10/m",
+        "control shutdown",
+        "control time_limit add 1 2 --json",
+        "inspect active",
+        "inspect active_queues",
+        "inspect conf",
+        "inspect ping -d a -t 1",
+        "inspect registered",
+        "inspect registered_tasks",
+        "inspect reserved",
+        "inspect stats",
+    ],
+)
+def test_celerys_orders_and_questions_are_accepted(typed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+
+    def order(_: object, name: str, *__: object, **___: object) -> Answers:
+        given.append(name)
+        return Answers()
+
+    monkeypatch.setattr(Control, "order", order)
+    result = CliRunner().invoke(main, ["-b", "redis://h", *typed.split()])
+    assert result.exit_code == ExitCode.NO_ANSWER
+    assert given == [typed.split()[1].removesuffix("_tasks")]

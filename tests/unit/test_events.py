@@ -55,6 +55,8 @@ FIELDS = {
     "WorkerPaused": "running",
     "WorkerResumed": "paused_ms",
     "ConcurrencyChanged": "children reason",
+    "OrderExecuted": "order arguments sender app result",
+    "OrderRejected": "order sender app error",
     "StacksDumped": "index pid stacks",
     "SignalIgnored": "signal reason",
 }

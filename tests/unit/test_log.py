@@ -72,6 +72,8 @@ EVENTS: list[Event] = [
     events.WorkerPaused(2),
     events.WorkerResumed(1500.0),
     events.ConcurrencyChanged(3, "signal"),
+    events.OrderExecuted("pool_grow", '{"n": 1}', "ada@host", "shop", "it has 3 children"),
+    events.OrderRejected("pool_grow", "ada@host", "shop", "the worker is stopping"),
     events.StacksDumped(1, 4711, "Current thread 0x1 (most recent call first):"),
     events.SignalIgnored("SIGUSR2", "it has no effect"),
 ]
