@@ -1,6 +1,7 @@
 """Services of the supervisor that end attempts: after a time limit, or because their job was revoked.
 
-Begin with :class:`Canceller`, which the other two call.
+Begin with :class:`Canceller`, which the other two call. Children enforce their own limits, of jobs and memory:
+:class:`~bulltask.worker.slots.ChildLimits`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Shared memory of the supervisor and its children: slots, child blocks, and the control page.
 
 Begin with :class:`Slot` and :class:`SlotState`. :class:`SlotPool` owns a child's free slots, and :class:`ChildLimits`
-ends a child that has run enough jobs, or needs too much memory.
+ends a child that has run enough jobs, or needs too much memory. (Limits of attempts are in ``limits.py``.)
 """
 
 from __future__ import annotations
@@ -814,6 +814,7 @@ class ChildLimits:
         self._max_memory_kib = config.max_memory_kib or config.hard_memory_kib
         self._memory_kib: int | None = None
         self._jobs = 0
+        # It disables NextJobs, which would acquire a job together with the outcome of the last one.
         self.limits_jobs = self._max_tasks is not None
         self.limits_memory = self._max_memory_kib is not None
         self.exist = self.limits_memory or self._max_tasks is not None
