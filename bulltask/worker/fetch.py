@@ -1,6 +1,6 @@
 """Acquires jobs: chooses the queue, reserves a slot, calls Redis, and adopts the job in the reply.
 
-Begin with :class:`JobFetcher`. :class:`RoundRobin` is the order of the queues; :class:`QueueWait` waits for a marker
+Begin with :class:`JobFetcher`. :class:`RoundRobin` is the order of the queues; :class:`MarkerWait` waits for a marker
 while they are empty, and fetches the job in the same wake-up.
 """
 
@@ -271,7 +271,7 @@ class WaitInterrupted(Interrupt):
     """A signal ended the wait for a marker."""
 
 
-class QueueWait:
+class MarkerWait:
     """Waits until one of the queues may have a job."""
 
     def __init__(
@@ -441,7 +441,7 @@ class JobFetcher:
         self.has_several_queues = len(keys) > 1
         self._queue_backoff = QueueBackoff(self.round_robin.queues, bus, self._config)
         self._malformed = MalformedJobHandler(self._clock, self._config, bus)
-        self._queue_wait = QueueWait(
+        self._marker_wait = MarkerWait(
             broker, self.client, self.round_robin, wakeup_pipe, lambda: self.may_acquire, self._skip_queue
         )
         self.closing = self._stop_requested = False
@@ -475,7 +475,7 @@ class JobFetcher:
         cancelled = self.round_robin.cancelled
         self.round_robin.cancel(queues)
         if self.round_robin.cancelled != cancelled:
-            self._queue_wait.interrupt(anyway=True)
+            self._marker_wait.interrupt(anyway=True)
 
     def close(self) -> None:
         """Acquire no more jobs, and end a wait; called by a signal handler."""
@@ -484,7 +484,7 @@ class JobFetcher:
 
     def interrupt_wait(self) -> None:
         """End a wait if jobs must no longer be acquired; called by a signal handler."""
-        self._queue_wait.interrupt()
+        self._marker_wait.interrupt()
 
     def acquire(self, slot: Slot) -> AcquiredJob | None:
         """Wait for a job and acquire it into ``slot``.
@@ -575,7 +575,7 @@ class JobFetcher:
     def disconnect(self) -> None:
         """Close the connections; they are opened again when needed."""
         self.client.close()
-        self._queue_wait.close()
+        self._marker_wait.close()
 
     def release_fetched(self, index: int, slot: Slot, fetched: Fetched | BulltaskError) -> None:
         """Release the job that was fetched in the same round trip as an outcome that could not be written."""
@@ -677,7 +677,7 @@ class JobFetcher:
     def wait_for_queue(self, index: int, wait_ms: int) -> bool:
         """Wait for the marker of one queue; return whether this child has taken it."""
         try:
-            return self._queue_wait.wait_for_marker([index], min(wait_ms, self._config.drain_delay_ms))
+            return self._marker_wait.wait_for_marker([index], min(wait_ms, self._config.drain_delay_ms))
         except WaitInterrupted:
             return True  # the interrupted call may have taken it
 
@@ -798,12 +798,12 @@ class JobFetcher:
     def _wait_and_fetch(self, slot: Slot) -> AcquiredJob | None:
         # With several queues, it is not known in advance from which one to fetch.
         if self.has_several_queues or self._control.has_permits:
-            self._queue_wait.wait()
+            self._marker_wait.wait()
             return None
         slot.enter(SlotState.RESERVED, mono_ms())
         keys = self.round_robin.queues[0]
         try:
-            fetched = self._queue_wait.wait(fetch_now(keys, self._fetch_options[keys, slot.token]))
+            fetched = self._marker_wait.wait(fetch_now(keys, self._fetch_options[keys, slot.token]))
         except BaseException:
             self.record_lost_reply(slot)  # Redis may have run the fetch
             raise

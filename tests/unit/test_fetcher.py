@@ -174,7 +174,7 @@ def test_a_fetch_longer_than_half_the_lock_duration_renews_the_lock(
 
 
 def test_a_marker_is_read_as_its_queue_and_the_time_of_the_next_job() -> None:
-    wait = FakeChild().fetcher._queue_wait
+    wait = FakeChild().fetcher._marker_wait
     assert wait._read_marker([b"bull:{mail}:marker", b"0", b"1700.5"]) == (0, 1700.5)
     assert wait._read_marker(None) is None
 
