@@ -758,8 +758,7 @@ class ChildExited(Event):
     index: int
     pid: int
     reason: str
-    """The limit that the child reached, ``"max_tasks_per_child"`` or ``"max_memory_per_child"``; or ``"signal"``, sent
-    from outside the worker."""
+    """:attr:`ChildLimitReached.limit`; or ``"signal"``, sent from outside the worker."""
 
 
 @event(
