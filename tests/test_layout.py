@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -190,6 +191,13 @@ def test_no_room_imports_from_a_room_above_it() -> None:
 def test_an_import_from_above_is_found_in_every_form(source: str) -> None:
     assert upward("registry", source)
     assert not upward("testing", source.replace("bulltask.cli.main", "bulltask.app").replace("celery", "errors"))
+
+
+def test_a_worker_imports_no_queues_flows_outboxes_or_large_libraries_before_it_needs_them() -> None:
+    program = "import sys, bulltask.cli.main, bulltask.cli.worker, bulltask.worker.run; print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    late = {"bulltask.queue.aio", "bulltask.queue.sync", "bulltask.outbox", "prometheus_client", "pydantic"}
+    assert late.isdisjoint(result.stdout.split())
 
 
 def test_the_repository_contains_only_bulltasks_lua_scripts() -> None:

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -22,9 +22,11 @@ from bulltask.cli.terminal import safe
 from bulltask.config.urls import SecretUrl, redact_text
 from bulltask.jobs.errors import AppNotFoundError
 from bulltask.jobs.names import bullmq_name
-from bulltask.queue import Queue
 from bulltask.registry.tasks import add_to_import_path, find_app
 from bulltask.transport.call import QueueKeys, command
+
+if TYPE_CHECKING:
+    from bulltask.queue import Queue
 
 __all__ = ["NotFoundError", "existing_queue", "load_app", "load_app_or_broker", "load_tasks", "reporting_import_errors"]
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import random as _random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from math import floor, isfinite
 from reprlib import repr as _short  # the built-in repr() raises RecursionError for deeply nested values
 from typing import TypeGuard
 
+from bulltask.jobs.clock import value_class
 from bulltask.jobs.errors import ConfigError, DecodeError, did_you_mean, warn_user
 
 __all__ = [
@@ -41,7 +41,7 @@ _MAX_MS = 2**52
 _MAX_DOUBLINGS = 52
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True)
 class Backoff:
     """Delay before the next attempt.
 

@@ -43,24 +43,28 @@ T = TypeVar("T")
 @overload
 def value_class(cls: type[T], /) -> type[T]: ...
 @overload
-def value_class(*, kw_only: bool) -> Callable[[type[T]], type[T]]: ...
+def value_class(*, kw_only: bool = ..., frozen: bool = ...) -> Callable[[type[T]], type[T]]: ...
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
-def value_class(cls: type[T] | None = None, /, *, kw_only: bool = False) -> type[T] | Callable[[type[T]], type[T]]:
-    """Turn a class of bulltask's own into a dataclass with slots that type checkers treat as frozen.
+def value_class(
+    cls: type[T] | None = None, /, *, kw_only: bool = False, frozen: bool = False
+) -> type[T] | Callable[[type[T]], type[T]]:
+    """Turn a class into a dataclass with slots that type checkers treat as frozen.
 
-    Instances are compared and hashed by their fields. A frozen dataclass also enforces immutability at run time, which
-    is for classes that users see. It sets each field through ``object.__setattr__``, which costs three times as much as
-    an assignment, and a worker constructs ten such objects per job. And each method that ``dataclass`` itself writes is
-    source code that it compiles: with ``__init__`` alone, a class takes 0.1 ms of a program's start instead of 0.3.
+    Instances are compared and hashed by their fields. ``frozen`` enforces immutability at run time, too, for the
+    classes that users see. Each field is then set through ``object.__setattr__``, which costs three times as much as an
+    assignment, and a worker constructs ten objects of other classes per job.
+
+    Each method that ``dataclass`` itself writes is source code that it compiles: with ``__init__`` alone, a class takes
+    0.1 ms of a program's start instead of 0.3.
     """
-    make = partial(_make_value_class, kw_only=kw_only)
+    make = partial(_make_value_class, kw_only=kw_only, frozen=frozen)
     return make if cls is None else make(cls)
 
 
-def _make_value_class(cls: type[T], *, kw_only: bool) -> type[T]:
-    made: type[Any] = dataclass(slots=True, eq=False, repr=False, kw_only=kw_only)(cls)
+def _make_value_class(cls: type[T], *, kw_only: bool, frozen: bool) -> type[T]:
+    made: type[Any] = dataclass(slots=True, eq=False, repr=False, kw_only=kw_only, frozen=frozen)(cls)
     shown = [item.name for item in fields(made) if item.repr]
     compared = [item.name for item in fields(made) if item.compare]
     values: Callable[[object], object] = attrgetter(*compared) if compared else type

@@ -9,7 +9,6 @@ import calendar
 import re
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import date, datetime, timedelta, tzinfo
 from functools import lru_cache
 from typing import Final
@@ -83,7 +82,7 @@ class _Field:
         return self.values[index] if index < len(self.values) else None
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True)
 class Cron:
     """A parsed pattern; use :meth:`parse`. ``nth`` is the number after ``#``: the n-th such weekday, 0 for all."""
 

@@ -286,7 +286,7 @@ def in_order(roots: Sequence[PlannedJob]) -> Iterator[PlannedJob]:
 _DEDUPLICATION_FLAGS: Final = {"extend": "extend", "replace": "replace", "keep_last_if_active": "keepLastIfActive"}
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True)
 class Deduplication:
     """Which jobs are duplicates of each other, and for how long, in one of BullMQ's modes.
 

@@ -10,13 +10,12 @@ import calendar
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from reprlib import repr as _short
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict, Unpack
 
 from bulltask.jobs import codec
-from bulltask.jobs.clock import Duration, to_epoch_ms, to_ms, zone_of
+from bulltask.jobs.clock import Duration, to_epoch_ms, to_ms, value_class, zone_of
 from bulltask.jobs.codec import int_field, json_field, mapping_field, number, text_field
 from bulltask.jobs.cron import ALIASES, Cron
 from bulltask.jobs.errors import ConfigError, DecodeError, warn_user
@@ -254,7 +253,7 @@ class Rule(TypedDict, total=False):
     immediately: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True, frozen=True)
 class Repeat:
     """BullMQ's repeat options: a cron pattern or an interval; the other one is ``None``. :class:`Rule` describes them.
 
@@ -343,7 +342,7 @@ class Repeat:
         return None if time_ms is None or (self.end_ms is not None and time_ms > self.end_ms) else time_ms
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True, frozen=True)
 class Scheduler:
     """A stored job scheduler. Times are epoch milliseconds: the server's, or if Node.js wrote them, its machine's.
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from bulltask.jobs import codec
@@ -119,7 +118,7 @@ class StoredJob:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True)
 class Finished:
     """A job's outcome: the return value as JSON text, or the failure reason."""
 
@@ -149,7 +148,7 @@ class StoredCall:
         return cls(codec.decode_text(name), data or b"null", finished_ms)
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True)
 class JobSnapshot:
     """A job's state and outcome at one moment; ``state`` is ``UNKNOWN`` if the job does not exist.
 
@@ -195,7 +194,7 @@ class JobSnapshot:
         return "RETRY" if self.waits_for_retry else "PENDING"
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True)
 class StoredSnapshot(JobSnapshot):
     """A snapshot as it is stored: the return value is JSON text.
 

@@ -6,14 +6,14 @@ The worker that acquires one of a scheduler's jobs adds the next one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, tzinfo
 from typing import Any, Final
 
 import uuid_utils
 
 from bulltask.jobs import codec
-from bulltask.jobs.clock import Duration, to_epoch_ms, to_ms
+from bulltask.jobs.clock import Duration, to_epoch_ms, to_ms, value_class
 from bulltask.jobs.codec import Json
 from bulltask.jobs.errors import BulltaskError, ConfigError, DecodeError, JobError
 from bulltask.jobs.job import NewJob, RunningJob
@@ -195,7 +195,7 @@ class SchedulersBase:
 _PARTS: Final = 5  # of a key in the oldest format
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True)
 class Repeatable:
     """A repeatable job as it is stored.
 
@@ -278,7 +278,7 @@ def _has_oldest_format(key: str) -> bool:
     return key.count(":") >= 2  # the same check as in Node
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True)
 class NextRepeat:
     """The next iteration of a repeatable job, without its key, which is read from Redis.
 

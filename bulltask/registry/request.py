@@ -14,13 +14,14 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import Context, ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, cast
 
+from bulltask.jobs.clock import value_class
 from bulltask.jobs.codec import number
 from bulltask.jobs.errors import ConfigError, InvalidJobError
 from bulltask.jobs.fields import NO_LIMITS, ChildResults, TimeLimits
@@ -292,7 +293,7 @@ _CELERYS: Final[Mapping[str, Any]] = {
 """Celery's values for a request without them; that of a failed job has no stamps."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True, frozen=True)
 class Request:
     """The running job, with Celery's attribute names.
 
@@ -500,7 +501,7 @@ def _iso(epoch_ms: int | None) -> str | None:
     return None if epoch_ms is None else datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat()
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True)
 class ExceptionInfo:
     """An exception and its traceback, as it is stored in the job, with the attribute names of Celery's ``einfo``."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final
 
 from bulltask.jobs import clock as loop_timers
@@ -192,7 +191,7 @@ NEWEST: Final = "$"
 _MAX_SEQUENCE: Final = 2**64 - 1
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True)
 class StreamGap:
     """Entries that were trimmed before they were read; ``count`` is ``None`` if it is unknown, and may be 0."""
 
@@ -201,7 +200,7 @@ class StreamGap:
     count: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True)
 class EventPage:
     """Result of one read: the gap comes before the entries."""
 

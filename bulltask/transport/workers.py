@@ -7,10 +7,11 @@ soon after its worker has died. All times are the server's, in epoch millisecond
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, field, fields
 from typing import Any, Final
 
 from bulltask.jobs import codec
+from bulltask.jobs.clock import value_class
 from bulltask.jobs.errors import BrokerError, DecodeError
 from bulltask.transport.call import Call, QueueKeys, command, known_queues, nothing, text
 from bulltask.transport.operation import Operation
@@ -43,7 +44,7 @@ _SET_TTL_MS: Final = 3_600_000
 _MAX_READ: Final = 1_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True, frozen=True)
 class WorkerJob:
     """A job that a child has.
 
@@ -60,7 +61,7 @@ class WorkerJob:
     state: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True, frozen=True)
 class WorkerChild:
     """A child of a worker.
 
@@ -77,7 +78,7 @@ class WorkerChild:
     jobs: tuple[WorkerJob, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True, frozen=True)
 class WorkerState:
     """The state of a worker, as its supervisor has written it; readers ignore fields that they do not know.
 

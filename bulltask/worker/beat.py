@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bulltask.app import App
 from bulltask.config.parsers import time_zone
-from bulltask.jobs.clock import mono_ms, zone_of
+from bulltask.jobs.clock import mono_ms, value_class, zone_of
 from bulltask.jobs.errors import (
     BrokerError,
     BrokerNotReadyError,
@@ -69,7 +69,7 @@ _KEYS: Final = ("task", "schedule", "args", "kwargs", "options", "relative")
 _INVALID_OPTIONS: Final = ("countdown", "eta", "job_id", "timestamp", "deduplication", "parent")
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True)
 class BeatEntry:
     """A valid entry of ``beat_schedule``. Its name is the id of its job scheduler.
 

@@ -10,7 +10,6 @@ import base64
 import binascii
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
@@ -126,7 +125,7 @@ _SCAN_COUNT = 1_000
 _GLOB = re.compile(r"([\\*?\[\]^])")
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True)
 class Metrics:
     """Numbers of completed or failed jobs per minute; recorded by workers with ``metrics_max_data_points``.
 
