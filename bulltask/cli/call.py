@@ -13,7 +13,7 @@ import click
 import bulltask
 from bulltask.app import App
 from bulltask.cli.app_loader import NotFoundError, load_app_or_broker, load_tasks
-from bulltask.cli.job import ambiguous, queues_with_job
+from bulltask.cli.job import queue_of_job
 from bulltask.cli.options import ExitCode, duration_option, json_argument, json_option, moment, redis_options
 from bulltask.cli.terminal import echo, in_one_line, print_json
 from bulltask.jobs.errors import ResultTimeoutError
@@ -94,10 +94,8 @@ def result(ctx: click.Context, /, *, job_id: str, queue: str | None, **options: 
         raise click.UsageError("--timeout needs --wait")
     app = _app(ctx, options)
     try:
-        names = [queue] if queue else queues_with_job(app, job_id)
-        if len(names) > 1:
-            raise ambiguous(job_id, names)
-        found = app.result(job_id, names[0]) if names else None
+        name = queue_of_job(app, job_id, queue)
+        found = None if name is None else app.result(job_id, name)
         snapshot = None if found is None else found.snapshot()
         if found is None or snapshot is None or snapshot.state is JobState.UNKNOWN:
             raise NotFoundError(f"no job {in_one_line(job_id)!r} in {f'queue {queue}' if queue else 'any queue'}")

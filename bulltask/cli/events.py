@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import fields
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from math import inf
 from typing import Any, Final
 
@@ -81,7 +81,7 @@ async def _follow(app: App, names: list[str], options: dict[str, Any]) -> None:
     arrived: _Arrived = asyncio.Queue(maxsize=1_000)
     start = "$"
     if options["since"] is not None:
-        start = f"{int((datetime.now(UTC) - timedelta(seconds=options['since'])).timestamp() * 1000)}-0"
+        start = f"{max(0, int(app._now_ms() - options['since'] * 1000))}-0"
     readers = [asyncio.create_task(_read(app, name, start, arrived), name=f"bulltask-events-{name}") for name in names]
     try:
         while left > 0:

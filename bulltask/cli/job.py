@@ -31,13 +31,13 @@ from bulltask.queue.flows import FlowNode
 from bulltask.queue.overview import find_queues
 from bulltask.queue.reasons import Explanation, Reason
 from bulltask.transport.broker import scan_up_to
-from bulltask.transport.call import SyncClient, command
+from bulltask.transport.call import QueueKeys, SyncClient, command
 from bulltask.transport.scripts.queue import scan_queues, worker_queues
 
 if TYPE_CHECKING:
     from bulltask.lake.records import JobHistory
 
-__all__ = ["ambiguous", "existing_job", "job", "known_queues", "queues_with_job", "revoke"]
+__all__ = ["ambiguous", "existing_job", "job", "known_queues", "queue_of_job", "queues_with_job", "revoke"]
 
 
 MAX_LOG_LINES: Final = 1_000
@@ -347,14 +347,12 @@ def _find_job(app: App, job_id: str, queue: str | None, known: Collection[str] =
     Without a queue, the known queues are searched first: ``known``, the app's, and those that workers process. If none
     of them has the job, the names of further queues are read with ``SCAN``, from up to a million keys on each server.
     """
-    names = [queue] if queue else queues_with_job(app, job_id, known)
-    jobs = [job for name in names if (job := app.queue(name).get_job(job_id))]
-    if len(jobs) > 1:
-        raise ambiguous(job_id, sorted(job.queue for job in jobs))
-    if not jobs:
+    name = queue_of_job(app, job_id, queue, known)
+    found = None if name is None else app.queue(name).get_job(job_id)
+    if found is None:
         return None
-    logs = jobs[0].get_logs(0, MAX_LOG_LINES - 1, asc=False)
-    return _FoundJob(jobs[0], jobs[0].explain(), tuple(reversed(logs.lines)), logs.count)
+    logs = found.get_logs(0, MAX_LOG_LINES - 1, asc=False)
+    return _FoundJob(found, found.explain(), tuple(reversed(logs.lines)), logs.count)
 
 
 def ambiguous(job_id: str, queues: Iterable[str]) -> click.UsageError:
@@ -369,10 +367,39 @@ def queues_with_job(app: App, job_id: str, known: Collection[str] = ()) -> list[
     named = [config.default_queue, *known, *(task._options.queue or "" for task in app.tasks.values())]
     with app._broker.pool.client() as client:
         likely = sorted({*named, *_app_names(_worker_queues(client, config), config)} - {""})
-        if queues := _with_job(client, app, job_id, likely):
+        if queues := _with_job(app, job_id, likely):
             return queues
         others = set(_app_names(_scan_queues(client, config), config)) - set(likely)
-        return _with_job(client, app, job_id, sorted(others))
+    return _with_job(app, job_id, sorted(others))
+
+
+def queue_of_job(app: App, job_id: str, queue: str | None = None, known: Collection[str] = ()) -> str | None:
+    """Return the queue that has a job: ``queue``, or if that is ``None``, any queue; ``None`` if it has no such job.
+
+    Raises:
+        NotFoundError: The queue that has it is stored with a hash tag, and the app's are not, or the other way round.
+        UsageError: Several queues have a job with this id.
+    """
+    names = _with_job(app, job_id, [queue]) if queue else queues_with_job(app, job_id, known)
+    if len(names) > 1:
+        raise ambiguous(job_id, names)
+    if names:
+        return names[0]
+    config, with_tag = app._config, not app._config.queue_hash_tag
+    with app._broker.pool.client() as client:
+        if queue:
+            others = [bullmq_name(queue, hash_tag=with_tag)]
+        else:
+            own = set(_app_names(found := find_queues(client, config.prefix).names, config))
+            others = [name for name in found if name_in_app(name, hash_tag=not with_tag) not in own]
+        keys = [QueueKeys(config.prefix, name) for name in others]
+        calls = [command("EXISTS", other.job(job_id), parse_reply=bool) for other in keys]
+        exists = client.run_many(calls) if calls else []
+    for other, is_there in zip(others, exists, strict=True):
+        if is_there:
+            option = "--queue-hash-tag" if with_tag else "--no-queue-hash-tag"
+            raise NotFoundError(safe(f"job {job_id!r} is in queue {other!r}: use {option}"))
+    return None
 
 
 def known_queues(app: App) -> list[str]:
@@ -381,9 +408,11 @@ def known_queues(app: App) -> list[str]:
         return sorted(_app_names(find_queues(client, app._config.prefix).names, app._config))
 
 
-def _with_job(client: SyncClient, app: App, job_id: str, queues: list[str]) -> list[str]:
+def _with_job(app: App, job_id: str, queues: list[str]) -> list[str]:
     calls = [command("EXISTS", app._broker.keys(queue).job(job_id), parse_reply=bool) for queue in queues]
-    return [queue for queue, exists in zip(queues, client.run_many(calls), strict=True) if exists] if calls else []
+    with app._broker.pool.client() as client:
+        found = client.run_many(calls) if calls else []
+    return [queue for queue, exists in zip(queues, found, strict=True) if exists]
 
 
 def _worker_queues(client: SyncClient, config: Config) -> set[str]:
@@ -558,13 +587,11 @@ def _for_each(
 def _try_one(
     app: App, job_id: str, queue: str | None, change_one: Callable[[App, str | None, str], _Outcome]
 ) -> _Outcome:
-    names = [queue] if queue else queues_with_job(app, job_id)
-    if len(names) > 1:
-        raise ambiguous(job_id, names)
+    name = queue_of_job(app, job_id, queue)
     try:
-        return change_one(app, names[0] if names else None, job_id)
+        return change_one(app, name, job_id)
     except JobError as exc:
-        return _Outcome(job_id, names[0], "rejected", f"rejected: {exc}", ExitCode.ERROR)
+        return _Outcome(job_id, name, "rejected", f"rejected: {exc}", ExitCode.ERROR)
 
 
 @job.command("logs", short_help="Print a job's log.")
@@ -597,10 +624,8 @@ def logs(ctx: click.Context, /, *, job_id: str, lines: int, **options: Any) -> N
 
 def existing_job(app: App, job_id: str, queue: str | None) -> Job:
     """Return a job, from any queue by default; raises :class:`NotFoundError` if it does not exist."""
-    names = [queue] if queue else queues_with_job(app, job_id)
-    if len(names) > 1:
-        raise ambiguous(job_id, names)
-    found = app.queue(names[0]).get_job(job_id) if names else None
+    name = queue_of_job(app, job_id, queue)
+    found = None if name is None else app.queue(name).get_job(job_id)
     if found is None:
         raise NotFoundError(_not_found(job_id, queue, None, searched_redis=True))
     return found

@@ -121,6 +121,20 @@ def flow(child_id: str) -> FlowJob:
     )
 
 
+READING_COMMANDS = [
+    "job show {}",
+    "job tree {}",
+    "job logs {}",
+    "jobs mail --search x --older-than 1h",
+    "failures",
+    "result {}",
+    "events -Q mail --since 1h --limit 1",
+    "schedule list",
+    "schedule show mail hourly",
+    "report",
+]
+
+
 def read_everything(url: str, ids: list[str]) -> None:
     """Read queues, jobs, flows, results, schedules and events."""
     app = App("shop", url, task_default_queue="mail")
@@ -160,8 +174,9 @@ def read_everything(url: str, ids: list[str]) -> None:
     app.AsyncResult(ids[0]).get(timeout=1)
     with pytest.raises(JobNotFoundError):
         app.AsyncResult(ids[1]).get(timeout=1)
-    shown = CliRunner().invoke(main, ["-b", url, "job", "show", ids[0]])
-    assert shown.exit_code == 0, shown.output
+    for command in READING_COMMANDS:
+        shown = CliRunner().invoke(main, ["-b", url, *command.format(ids[0]).split()])
+        assert shown.exit_code == 0, (command, shown.output)
     app.close()
 
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from bulltask import App
 from bulltask.cli.main import main
-from bulltask.queue import FlowJob, Job
+from bulltask.queue import FlowJob, Job, Queue
 from tests.support.command_output import json_of
 
 pytestmark = pytest.mark.redis
@@ -59,6 +59,20 @@ def test_single_jobs_are_retried_promoted_and_removed(app: App, bulltask: Bullta
     assert json_of(bulltask("revoke", failed.id, "--json"), "revoke")["jobs"][0]["outcome"] == "finished"
 
 
+@pytest.mark.one_server
+@pytest.mark.parametrize("command", [("job", "show"), ("job", "retry"), ("revoke",), ("result",), ("job", "tree")])
+@pytest.mark.parametrize("queue", [(), ("--queue", "mail")])
+def test_a_job_under_the_other_spelling_of_the_hash_tag_is_found(
+    broker_url: str, bulltask: Bulltask, command: tuple[str, ...], queue: tuple[str, ...]
+) -> None:
+    with Queue("mail", broker_url, queue_hash_tag=False) as untagged:
+        job = untagged.add("send")
+    result = bulltask(*command, job.id, *queue)
+    assert result.exit_code == 4
+    assert f"job '{job.id}' is in queue 'mail': use --no-queue-hash-tag" in result.stderr
+    assert bulltask(*command, job.id, *queue, "--no-queue-hash-tag").exit_code != 4
+
+
 def test_logs_are_printed_in_order_and_escaped(app: App, bulltask: Bulltask) -> None:
     job = failed_job(app)
     assert bulltask("job", "logs", job.id).stdout == "first\nsecond\\x1b[2J\n"
@@ -69,7 +83,7 @@ def test_logs_are_printed_in_order_and_escaped(app: App, bulltask: Bulltask) -> 
 
 
 def test_the_tree_of_a_flow_has_the_state_of_each_job(app: App, bulltask: Bulltask) -> None:
-    children = [FlowJob("part", queue="mail", options={"attempts": 1}), FlowJob("other", queue="reports")]
+    children = [FlowJob("part", queue="mail", options={"attempts": 1}), FlowJob("other", queue="reports{mail}")]
     root = app.flows().add(FlowJob("all", queue="mail", children=children)).job
     part = app.queue("mail").get_next_job("token")
     assert part is not None

@@ -15,8 +15,10 @@ from click.testing import CliRunner, Result
 from redis import Redis
 
 from bulltask import App
+from bulltask.cli import jobs as jobs_command
 from bulltask.cli.main import main
 from bulltask.queue import FlowJob, FlowProducer
+from bulltask.transport.operation import run_together
 from tests.support.command_output import json_of
 
 pytestmark = pytest.mark.redis
@@ -85,6 +87,7 @@ def test_names_from_redis_do_not_reach_the_terminal_unescaped(
         assert (shown.exit_code, "\x1b" in shown.output) == (0, False)
 
 
+@pytest.mark.one_server
 @pytest.mark.parametrize("args", [("jobs", "mial"), ("failures", "mial")])
 def test_a_queue_that_does_not_exist_is_not_an_empty_queue(app: App, bulltask: Bulltask, args: tuple[str, ...]) -> None:
     add_failed(app, FAILED)
@@ -151,6 +154,27 @@ def test_jobs_that_cannot_be_changed_are_named_and_the_others_are_changed(app: A
     assert running.id in done.stderr
     assert "use --terminate" in done.stderr
     assert bulltask("jobs", "mail", "--state", "active", "--revoke", "--terminate", "--yes").exit_code == 0
+
+
+def test_an_interrupted_change_continues_when_the_command_is_repeated(
+    app: App, bulltask: Bulltask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.queue("mail").add_bulk([{"name": "send", "options": {"delay": 3600}}] * 5)
+    changed = 0
+
+    def interrupted(client: Any, operations: Any) -> list[Any]:
+        nonlocal changed
+        changed += 1
+        if changed == 3:
+            raise KeyboardInterrupt
+        return run_together(client, operations)
+
+    monkeypatch.setattr(jobs_command, "_PER_ROUND_TRIP", 1)
+    monkeypatch.setattr(jobs_command, "run_together", interrupted)
+    first = bulltask("jobs", "mail", "--promote", "--yes")
+    assert (first.exit_code, "2 of 5 jobs promoted" in first.stdout) == (1, True)
+    assert "Run the same command again to continue" in first.stderr
+    assert "3 of 3 jobs promoted" in bulltask("jobs", "mail", "--promote", "--yes").stdout
 
 
 def test_a_retried_child_job_is_awaited_by_its_parent_again(app: App, broker_url: str, bulltask: Bulltask) -> None:

@@ -55,6 +55,8 @@ from bulltask.queue.sync.control import Control
         ("control heartbeat", "'bulltask workers'"),
         ("control rate_limit add", "Missing argument 'RATE'"),
         ("control pool_grow many", "'many' is not a valid integer"),
+        ("events --dump", "'bulltask events' prints them"),
+        ("events --camera x", "'bulltask pipeline' records events"),
         ("wroker", "did you mean 'worker'"),
         ("revok 1", "did you mean 'revoke'?"),
         ("pipeline rnu", "did you mean 'run'?"),
