@@ -48,7 +48,12 @@ _queue_option = click.option(
 )
 
 
-@click.group("job", cls=HintGroup, short_help="Show a job from Redis and from the data lake.")
+@click.group(
+    "job",
+    cls=HintGroup,
+    hints={"why": "use 'bulltask why ID'"},
+    short_help="Show a job from Redis and from the data lake.",
+)
 def job() -> None:
     """Show a job, even if it is no longer in Redis.
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 import click
 
 from bulltask.app import App
 from bulltask.cli.app_loader import load_app_or_broker
-from bulltask.cli.job import ambiguous, queues_with_job
+from bulltask.cli.job import ambiguous, known_queues, queues_with_job
 from bulltask.cli.options import ExitCode, json_option, redis_options
 from bulltask.cli.terminal import echo, in_one_line, print_json
-from bulltask.queue.reasons import Explanation, Reason
+from bulltask.queue.reasons import Explanation, Reason, traces
 
 __all__ = ["why"]
+
+_MAX_QUEUES: Final = 1_000
+"""In how many queues traces of a job without a hash are searched for."""
+
+_MAX_NAMES: Final = 5
 
 
 @click.command("why", short_help="Say why a job does not run, or why a queue stands still.")
@@ -40,23 +45,34 @@ def why(ctx: click.Context, /, *, job_id: str | None, queue: str | None, as_json
         explanation = app.queue(queue or _queue_of(app, str(job_id))).explain(job_id)
     finally:
         app.close()
+    is_unknown = "unknown-job" in explanation.codes
     if as_json:
         print_json(explanation.to_json())
+    elif is_unknown and queue is None:
+        url = app._broker.endpoint.safe_url
+        echo(f"No queue at {url} has a job {job_id}: it was removed, or never added", err=True)
     else:
         echo("\n".join(_page(explanation)))
-    codes = explanation.codes
-    if "unknown-job" in codes:
+    if is_unknown:
         ctx.exit(ExitCode.NOT_FOUND)
     if explanation.job_id is not None and explanation.state is None:
         ctx.exit(ExitCode.ERROR)
 
 
 def _queue_of(app: App, job_id: str) -> str:
-    """Return the queue that has the job; the app's default queue if none has."""
+    """Return the queue that has the job, or a trace of it; the app's default queue if none has."""
     names = queues_with_job(app, job_id)
+    if not names:  # its hash may be gone, or the id is a deduplication id
+        names = _queues_with_traces(app, job_id, known_queues(app)[:_MAX_QUEUES])
     if len(names) > 1:
         raise ambiguous(job_id, names)
     return names[0] if names else app._config.default_queue
+
+
+def _queues_with_traces(app: App, job_id: str, queues: Sequence[str]) -> list[str]:
+    with app._broker.pool.client() as client:
+        keys = [(queue, app._broker.keys(queue)) for queue in queues]
+        return [queue for queue, its_keys in keys if True in client.try_many(traces(its_keys, job_id))]
 
 
 def _page(explanation: Explanation) -> Iterator[str]:
@@ -74,7 +90,9 @@ def reason_lines(reason: Reason) -> Iterator[str]:
     """Yield the lines about a reason: the sentence, the evidence, and the command."""
     certainty = "" if reason.certainty == "proved" else f" ({reason.certainty})"
     yield f"{in_one_line(reason.sentence, 1_000)}."
-    evidence = ", ".join(f"{name}={_short(value)}" for name, value in reason.evidence.items() if value is not None)
+    evidence = ", ".join(
+        f"{name}={_short(value)}" for name, value in reason.evidence.items() if value not in (None, [], {})
+    )
     yield f"  {reason.code}{certainty}: {evidence}"
     if reason.command is not None:
         yield f"  $ {in_one_line(reason.command, 1_000)}" if _is_shell(reason.command) else f"  >>> {reason.command}"
@@ -85,10 +103,10 @@ def _is_shell(command: str) -> bool:
 
 
 def _short(value: Any) -> str:
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return f"{len(value)} jobs"
     if isinstance(value, dict):
-        return f"{len(value)} jobs"
+        value = list(value)
     if isinstance(value, list):
-        return " ".join(in_one_line(str(item), 80) for item in value[:5]) + (" …" if len(value) > 5 else "")
+        names = [str(item.get("id", "")) if isinstance(item, dict) else str(item) for item in value]
+        more = " …" if len(names) > _MAX_NAMES else ""
+        return " ".join(in_one_line(name, 80) for name in names[:_MAX_NAMES]) + more
     return in_one_line(str(value), 120)

@@ -34,7 +34,7 @@ from bulltask.transport.scripts.move import CRASHES
 from bulltask.transport.scripts.queue import ClientRow, list_clients, queue_of_connection
 from bulltask.transport.workers import WorkerChild, WorkerJob, WorkerState, read_workers
 
-__all__ = ["REASONS", "Certainty", "Explanation", "Reason", "explain_job", "explain_queue", "unreachable"]
+__all__ = ["REASONS", "Certainty", "Explanation", "Reason", "explain_job", "explain_queue", "traces", "unreachable"]
 
 
 Certainty = Literal["proved", "likely", "cannot see"]
@@ -106,8 +106,8 @@ REASONS: Final[Mapping[str, str]] = {
 """All codes, with their meaning. Their order is that of causes: a reason that binds earlier comes first."""
 
 _OF_SOME_JOBS: Final = frozenset(
-    "lock-expired schedule-late unknown-task incompatible delayed task-rate-limit waiting-children due working "
-    "empty".split()
+    "lock-expired worker-gone schedule-late unknown-task incompatible delayed task-rate-limit waiting-children due "
+    "working empty".split()
 )
 
 _RANK: Final = {code: rank for rank, code in enumerate(REASONS)}
@@ -121,7 +121,7 @@ _SAMPLE: Final = 100
 _SHOWN: Final = 5
 """How many of them a sentence names."""
 
-_MAX_CLIENTS: Final = 2_000
+_MAX_CLIENTS: Final = 1_000
 """With more connections, ``CLIENT LIST`` would block Redis for more than a few milliseconds."""
 
 _EVENTS: Final = 500
@@ -233,6 +233,20 @@ def explain_queue(context: QueueContext) -> Operation[Explanation]:
     view = _View(context, None)
     yield from view.read()
     return view.explanation()
+
+
+def traces(keys: QueueKeys, job_id: str) -> list[Call[bool]]:
+    """Return calls, of which one is true if a queue has a trace of a job without a hash, or of a deduplication id."""
+    found: list[Call[bool]] = [command("EXISTS", keys.deduplication(job_id), parse_reply=bool)]
+    found += [command("ZSCORE", f"{keys.base}{state}", job_id, parse_reply=_is_there) for state in _SETS]
+    for name in _LISTS:
+        position = ("LPOS", f"{keys.base}{name}", job_id, "RANK", -1, "MAXLEN", _SEARCHED)
+        found.append(command(*position, parse_reply=_is_there))
+    return found
+
+
+def _is_there(reply: Any) -> bool:
+    return reply is not None
 
 
 def unreachable(queue: str, job_id: str | None, exc: BrokerError) -> Explanation:
@@ -952,16 +966,20 @@ class _View:
             self._add("empty", sentence, {"waiting": 0, "delayed": 0, "active": replies.count("active")})
 
     def _judge_dead(self) -> None:
+        """Judge the active jobs that no worker runs any more."""
         holders = [self._holder(job_id) for job_id in reversed(self._holders)]
-        dead = [holder for holder in holders if holder["lock"] == "expired"]
-        if dead:
-            self._add(
+        in_ms = self._recovery_ms()
+        for lock, code, what in (
+            (
+                "expired",
                 "lock-expired",
-                f"{_count(len(dead), 'active job')} of queue {self._queue} lost the worker that ran "
-                f"{'it' if len(dead) == 1 else 'them'}, such as {dead[0]['id']}",
-                {"jobs": [holder["id"] for holder in dead], "of": len(holders)},
-                in_ms=self._recovery_ms(),
-            )
+                "without a lock, because the worker that ran them is gone or could not renew it",
+            ),
+            ("worker gone", "worker-gone", "whose worker is gone, with a lock that has not expired yet"),
+        ):
+            if dead := [holder["id"] for holder in holders if holder["lock"] == lock]:
+                sentence = f"Queue {self._queue} has {_count(len(dead), 'active job')} {what}: {_listed(dead)}"
+                self._add(code, sentence, {"jobs": dead, "of": self._replies.count("active")}, in_ms=in_ms)
 
     def _holds(self) -> bool:
         """Whether a reason that holds jobs was found."""
@@ -1072,14 +1090,14 @@ class _View:
         evidence["failedReason"] = reason
         if reason == REVOKED:
             sentence = f"The job was revoked{when}: it has failed, and stays in Redis until it is removed"
-            self._add("revoked", sentence, evidence, f"app.queue({self._queue!r}).get_job({job_id!r}).retry()")
+            self._add("revoked", sentence, evidence, f"bulltask job retry {_quoted(job_id)}")
             return
         attempts = f"{self._fields.get('atm', '0')} of {max(1, _whole(self._opts.get('attempts')))} attempts"
         self._add(
             "failed",
             f"The job failed{when}, after {attempts}, and will not be retried: {reason}",
             {**evidence, "attempts_made": _whole(self._fields.get("atm"))},
-            f"app.queue({self._queue!r}).get_job({job_id!r}).retry()",
+            f"bulltask job retry {_quoted(job_id)}",
         )
 
     def _judge_active(self, job_id: str) -> None:
@@ -1157,7 +1175,7 @@ class _View:
                 "child-failed",
                 f"The child job {child_id} in queue {queue} has failed, and the job waits for it forever: {reason}",
                 {"child": key, "failedReason": reason},
-                f"app.queue({queue!r}).get_job({child_id!r}).retry()",
+                f"bulltask job retry {_quoted(child_id)}",
             )
         if gone:
             self._add(
@@ -1196,7 +1214,7 @@ class _View:
         attempts_made, attempts = _whole(self._fields.get("atm")), max(1, _whole(self._opts.get("attempts")))
         evidence: dict[str, Any] = {"due": _iso(due_ms)}
         when = f"at {_at(due_ms)}, in {_seconds(left_ms)}" if left_ms > 0 else f"since {_at(due_ms)}"
-        promote = f"app.queue({self._queue!r}).get_job({job_id!r}).promote()"
+        promote = f"bulltask job promote {_quoted(job_id)}"
         if left_ms <= 0:
             self._add(
                 "due",

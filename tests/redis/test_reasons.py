@@ -285,7 +285,7 @@ def worker_that_died(world: World) -> str:
     return world.die()
 
 
-@case("lock-expired", "1 active job of queue mail lost the worker")
+@case("lock-expired", "Queue mail has 1 active job without a lock, .*: j$")
 def queue_whose_worker_died(world: World) -> None:
     world.connect()
     world.add()
@@ -525,6 +525,11 @@ def job_whose_worker_is_gone(world: World) -> str:
     world.add()
     world.redis.hset(world.keys.job(world.acquire()), "pb", "host-9-a1b2c3")
     return "j"
+
+
+@case("worker-gone", "Queue mail has 1 active job whose worker is gone, .*: j$")
+def queue_with_a_job_whose_worker_is_gone(world: World) -> None:
+    job_whose_worker_is_gone(world)
 
 
 @case("no-stalled-check", r"No worker of the queue looks for stalled jobs \(skip_stalled_check\)")
@@ -823,8 +828,20 @@ def test_the_command_explains_a_queue_and_prints_json(world: World) -> None:
     assert document["job_id"] is None
 
 
+def test_the_command_finds_the_queue_of_a_deduplication_id_and_of_a_job_without_a_hash(world: World) -> None:
+    world.app.queue("files").add("send", {}, job_id="owner", deduplication="once")
+    assert "The deduplication id once belongs to job owner" in bulltask(world, "why", "once").output
+    world.add()
+    world.redis.delete(world.keys.job("j"))
+    shown = bulltask(world, "why", "j")
+    assert (shown.exit_code, "Job j, queue mail: waiting" in shown.output) == (0, True)
+
+
 def test_the_exit_codes_of_the_command(world: World) -> None:
-    assert bulltask(world, "why", "missing").exit_code == 4
+    missing = bulltask(world, "why", "missing")
+    assert missing.exit_code == 4
+    assert "No queue at redis://" in missing.stderr
+    assert json_of(bulltask(world, "why", "missing", "--json"), "why")["reasons"][0]["code"] == "unknown-job"
     assert bulltask(world, "why", "missing", "-Q", "mail").exit_code == 4
     assert bulltask(world, "why").exit_code == 2
     lost = CliRunner().invoke(main, ["why", "j", "-Q", "mail", "-b", "redis://127.0.0.1:1"])
