@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import pkgutil
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from bulltask.errors import RescheduleJob
 from bulltask.queue import FlowJob
 from bulltask.testing import InlineWorker, use_server
 from tests.support.payloads import ENCRYPTION_KEY
+from tests.support.programs import ROOT
 
 
 class Telemetry:
@@ -266,3 +269,16 @@ def test_without_the_instrumentor_nothing_is_traced_any_more(traced: Open, tmp_p
     job = telemetry.app.queue("default").get_job(sent.id)
     assert job is not None
     assert "tm" not in job.opts
+
+
+def test_opentelemetry_instrument_finds_the_instrumentor(broker_url: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    instrumentor = pkgutil.resolve_name(project["entry-points"]["opentelemetry_instrumentor"]["bulltask"])
+    assert instrumentor is BulltaskInstrumentor
+    instrumentor().instrument(skip_dep_check=True)  # as opentelemetry-instrument calls it, before there is an app
+    try:
+        app = App("later", broker_url)
+        assert app._middleware.running
+    finally:
+        instrumentor().uninstrument()
+    assert not app._middleware.running
