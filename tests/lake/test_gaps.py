@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import date, datetime
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from bulltask.errors import LakeError
 from bulltask.lake.files import days_in_gaps, find_gaps
 from bulltask.lake.storage import Layout, Ledger
 from bulltask.lake.tables import BACKFILLS
+from tests.support.command_output import json_of
 from tests.support.lake import LakeBuilder, at
 
 FIRST = {
@@ -133,7 +133,7 @@ def test_the_command_exits_with_3_if_there_are_gaps(lake: LakeBuilder, tmp_path:
     assert result.exit_code == 3
     assert "2 gaps, 8 events lost" in result.output
     assert ">= 0" in result.output
-    as_json = json.loads(CliRunner().invoke(main, [*args, "--json"]).output)
+    as_json = json_of(CliRunner().invoke(main, [*args, "--json"]), "pipeline gaps")
     assert [(gap["queue"], gap["lost"], gap["last_at_before"]) for gap in as_json] == [
         ("mail", 8, "2026-11-22T10:00:00+00:00"), ("other", 0, None),
     ]  # fmt: skip

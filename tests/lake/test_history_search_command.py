@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bulltask.cli.main import main
+from tests.support.command_output import json_of
 from tests.support.lake import LakeBuilder, at
 
 Run = Callable[..., Result]
@@ -52,7 +52,7 @@ def test_the_search_filters_jobs_and_returns_pages(lake: LakeBuilder, run: Run) 
     assert lines[0].endswith("  failed  mail   send  job-0         3  2.500 s  refused \\x1b[2J by host 0")
     assert empty == ""
     cursor = more.rpartition(" ")[2]
-    rest = json.loads(run(*args, "--cursor", cursor, "--json").output)
+    rest = json_of(run(*args, "--cursor", cursor, "--json"), "history search")
     assert ([job["id"] for job in rest["jobs"]], rest["cursor"]) == (["job-3"], None)
     assert rest["jobs"][0]["run_time"] == 2.5
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from bulltask.errors import ConfigError
 from bulltask.lake.history import History
 from bulltask.lake.storage import Layout
 from bulltask.lake.tables import EVENTS
+from tests.support.command_output import json_of
 from tests.support.lake import LakeBuilder
 
 Run = Callable[..., Result]
@@ -45,7 +45,7 @@ def run(tmp_path: Path) -> Run:
 def test_compact_prints_each_table(lake: LakeBuilder, run: Run) -> None:
     result = run("compact", "--before", "2027-01-01", "--json")
     assert result.exit_code == 0, result.output
-    [events] = [table for table in json.loads(result.output) if table["partitions"]]
+    [events] = [table for table in json_of(result, "pipeline compact") if table["partitions"]]
     assert (events["table"], events["files_before"], events["files_after"]) == ("bronze.events", 3, 1)
     assert "silver.jobs" in run("compact", "--before", "2027-01-01").output
 
@@ -53,7 +53,7 @@ def test_compact_prints_each_table(lake: LakeBuilder, run: Run) -> None:
 def test_expire_is_a_dry_run_without_yes(lake: LakeBuilder, run: Run) -> None:
     assert "Dry run" in run("expire", "--before", "2027-01-01").output
     assert lake.layout.days(EVENTS)
-    assert not json.loads(run("expire", "--before", "2027-01-01", "--yes", "--json").output)["dry_run"]
+    assert not json_of(run("expire", "--before", "2027-01-01", "--yes", "--json"), "pipeline expire")["dry_run"]
     assert not lake.layout.days(EVENTS)
     assert "no data from before 2027-01-01" in run("expire", "--before", "2027-01-01").output
 

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from bulltask.cli.main import main
 from tests.conftest import ServerFactory
+from tests.support.command_output import json_of
 
 pytestmark = [pytest.mark.redis]
 
@@ -24,7 +25,7 @@ def doctor(broker_url: str) -> Doctor:
 
 
 def queues(result: Result) -> Mapping[str, Any]:
-    return {queue["queue"]: queue for queue in json.loads(result.output)["queues"]}
+    return {queue["queue"]: queue for queue in json_of(result, "pipeline doctor")["queues"]}
 
 
 def write(client: redis.Redis, queue: str, count: int, *, ms: int, start_ms: int = 1_760_000_000_000) -> None:

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from bulltask.cli.main import main
 from bulltask.lake.storage import BatchRecord, Layout, Ledger, QueueRecord, RunLock, writer_pid
+from tests.support.command_output import json_of
 from tests.support.skipped_queues import SKIPPED_QUEUES, write_skipped_queues
 
 pytestmark = [pytest.mark.redis]
@@ -58,14 +59,14 @@ def write(client: redis.Redis, count: int, queue: str = "mail") -> None:
 
 
 def queues(result: Result) -> Mapping[str, Any]:
-    return {queue["queue"]: queue for queue in json.loads(result.output)["queues"]}
+    return {queue["queue"]: queue for queue in json_of(result, "pipeline status")["queues"]}
 
 
 def test_a_lake_behind_redis_has_lag_and_headroom(status: Status, ledger: Ledger, redis_client: redis.Redis) -> None:
     write(redis_client, 500)
     result = status("--json")
     assert result.exit_code == 0, result.output
-    report = json.loads(result.output)
+    report = json_of(result, "pipeline status")
     assert (report["batches"], report["batch_s"], report["events"], report["open_job_events"], report["lost"]) == (
         1,
         1.5,
