@@ -28,7 +28,7 @@ from bulltask.jobs.names import JobState, Revocation, bullmq_name, check_queue_n
 from bulltask.jobs.payloads import describe, is_envelope
 from bulltask.queue import Job
 from bulltask.queue.flows import FlowNode
-from bulltask.queue.overview import find_queues
+from bulltask.queue.overview import find_queues, registered_queues
 from bulltask.queue.reasons import Explanation, Reason
 from bulltask.transport.broker import scan_up_to
 from bulltask.transport.call import QueueKeys, SyncClient, command
@@ -349,8 +349,9 @@ class _FoundJob:
 def _find_job(app: App, job_id: str, queue: str | None, known: Collection[str] = ()) -> _FoundJob | None:
     """Read a job; ``None`` if Redis has no job with this id.
 
-    Without a queue, the known queues are searched first: ``known``, the app's, and those that workers process. If none
-    of them has the job, the names of further queues are read with ``SCAN``, from up to a million keys on each server.
+    Without a queue, the known queues are searched first: ``known``, the app's, and those that bulltask has used or that
+    workers process. If none of them has the job, the names of further queues are read with ``SCAN``, from up to a
+    million keys on each server.
     """
     name = queue_of_job(app, job_id, queue, known)
     found = None if name is None else app.queue(name).get_job(job_id)
@@ -368,14 +369,21 @@ def ambiguous(job_id: str, queues: Iterable[str]) -> click.UsageError:
 
 def queues_with_job(app: App, job_id: str, known: Collection[str] = ()) -> list[str]:
     """Return the queues that have a job with this id, searching known queues first; see :func:`_find_job`."""
+    return _search(app, job_id, known)[0]
+
+
+def _search(app: App, job_id: str, known: Collection[str]) -> tuple[list[str], set[str]]:
+    """Return the queues that have a job with this id; if none has, also the names in BullMQ of all queues."""
     config = app._config
     named = [config.default_queue, *known, *(task._options.queue or "" for task in app.tasks.values())]
     with app._broker.pool.client() as client:
-        likely = sorted({*named, *_app_names(_worker_queues(client, config), config)} - {""})
+        in_redis = _worker_queues(client, config) | registered_queues(client, config.prefix).keys()
+        likely = sorted({*named, *_app_names(in_redis, config)} - {""})
         if queues := _with_job(app, job_id, likely):
-            return queues
-        others = set(_app_names(_scan_queues(client, config), config)) - set(likely)
-    return _with_job(app, job_id, sorted(others))
+            return queues, set()
+        in_redis |= _scan_queues(client, config)
+    others = set(_app_names(in_redis, config)) - set(likely)
+    return _with_job(app, job_id, sorted(others)), in_redis
 
 
 def queue_of_job(app: App, job_id: str, queue: str | None = None, known: Collection[str] = ()) -> str | None:
@@ -385,20 +393,18 @@ def queue_of_job(app: App, job_id: str, queue: str | None = None, known: Collect
         NotFoundError: The queue that has it is stored with a hash tag, and the app's are not, or the other way round.
         UsageError: Several queues have a job with this id.
     """
-    names = _with_job(app, job_id, [queue]) if queue else queues_with_job(app, job_id, known)
+    config, with_tag = app._config, not app._config.queue_hash_tag
+    if queue:
+        names, others = _with_job(app, job_id, [queue]), {bullmq_name(queue, hash_tag=with_tag)}
+    else:
+        names, in_redis = _search(app, job_id, known)
+        others = in_redis - {bullmq_name(name, hash_tag=not with_tag) for name in _app_names(in_redis, config)}
     if len(names) > 1:
         raise ambiguous(job_id, names)
     if names:
         return names[0]
-    config, with_tag = app._config, not app._config.queue_hash_tag
+    calls = [command("EXISTS", QueueKeys(config.prefix, name).job(job_id), parse_reply=bool) for name in others]
     with app._broker.pool.client() as client:
-        if queue:
-            others = [bullmq_name(queue, hash_tag=with_tag)]
-        else:
-            own = set(_app_names(found := find_queues(client, config.prefix).names, config))
-            others = [name for name in found if name_in_app(name, hash_tag=not with_tag) not in own]
-        keys = [QueueKeys(config.prefix, name) for name in others]
-        calls = [command("EXISTS", other.job(job_id), parse_reply=bool) for other in keys]
         exists = client.run_many(calls) if calls else []
     for other, is_there in zip(others, exists, strict=True):
         if is_there:

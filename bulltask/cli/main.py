@@ -36,6 +36,7 @@ COMMANDS: Final = {
     "migrate-bull": "bulltask.cli.migrate_bull:migrate_bull",
     "outbox": "bulltask.cli.outbox:outbox",
     "pipeline": "bulltask.cli.pipeline:pipeline",
+    "queues": "bulltask.cli.queues:queues",
     "report": "bulltask.cli.report:report",
     "result": "bulltask.cli.call:result",
     "revoke": "bulltask.cli.job:revoke",

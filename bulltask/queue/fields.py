@@ -5,8 +5,10 @@ A read or a change of many jobs is split into several calls, so that no call blo
 
 from __future__ import annotations
 
+import socket
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Final, Generic, Self, TypeVar, overload
@@ -14,7 +16,7 @@ from typing import Any, Final, Generic, Self, TypeVar, overload
 from bulltask.jobs import codec
 from bulltask.jobs.clock import Duration, to_ms
 from bulltask.jobs.codec import MAX_SAFE_INTEGER
-from bulltask.jobs.errors import ConfigError, DecodeError
+from bulltask.jobs.errors import BrokerError, ConfigError, DecodeError
 from bulltask.jobs.job import NewJob
 from bulltask.jobs.stored_job import StoredJob
 from bulltask.queue.context import QueueContext, check_positive
@@ -25,6 +27,7 @@ from bulltask.transport.scripts import flow as flow_scripts
 from bulltask.transport.scripts import queue as scripts
 from bulltask.transport.scripts.job import get_logs, read_job
 from bulltask.transport.scripts.queue import Metrics, PageCursor, page_after, state_size
+from bulltask.transport.workers import forget_queues
 
 __all__ = [
     "ALL_STATES",
@@ -521,9 +524,10 @@ _CLEANABLE: Final = ("completed", "failed", "waiting", "active", "paused", "dela
 _RETRIABLE: Final = ("failed", "completed")
 
 
-def set_paused(context: QueueContext, *, paused: bool) -> Operation[None]:
+def set_paused(context: QueueContext, *, paused: bool, by: str = "") -> Operation[None]:
     """Pause or resume a queue, after merging its lists ``wait`` and ``paused`` into one."""
-    while (yield from execute(scripts.set_paused(context.keys, paused=paused))):
+    note = scripts.Pause(by or context.broker.config.sender or socket.gethostname(), context.now_ms())
+    while (yield from execute(scripts.set_paused(context.keys, paused=paused, note=note))):
         pass
 
 
@@ -567,7 +571,9 @@ def obliterate(context: QueueContext, count: int, *, force: bool) -> Operation[N
         # BullMQ's script deletes this set at the end with DEL, which blocks Redis if it is large.
         yield from execute(command("UNLINK", context.keys.stalled))
     keys = context.keys  # bulltask's other keys of the queue expire
-    yield from execute(command("UNLINK", keys.revoked, keys.lock_expiries, keys.marked_stalled))
+    yield from execute(command("UNLINK", keys.revoked, keys.lock_expiries, keys.marked_stalled, keys.pause_note))
+    with suppress(BrokerError):  # the user may not, or that node of the cluster is down: it is listed a while longer
+        yield from execute(forget_queues(keys.prefix, [keys.name]))
 
 
 def move_to_wait(

@@ -1,4 +1,5 @@
-"""What a server has: its queues (:func:`find_queues`), and the workers of queues (:func:`read_fleet`).
+"""What a server has: its queues (:func:`find_queues`), how full they are (:func:`read_overview`), and their workers
+(:func:`read_fleet`).
 
 Both ask a bounded number of questions, each of which takes Redis a few milliseconds at most. What the server does not
 permit, or what was not searched, is said; it is never shown as nothing.
@@ -7,21 +8,42 @@ permit, or what was not searched, is said; it is never shown as nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from bulltask.jobs.errors import BrokerAuthError
+from bulltask.jobs.errors import BrokerAuthError, BulltaskError
 from bulltask.transport.broker import scan_up_to
 from bulltask.transport.call import QueueKeys, SyncClient
 from bulltask.transport.operation import run_sync
-from bulltask.transport.scripts.queue import ClientRow, list_clients, queue_of_connection, scan_queues
+from bulltask.transport.scripts.queue import (
+    ClientRow,
+    QueueFigures,
+    list_clients,
+    queue_figures,
+    queue_of_connection,
+    scan_queues,
+)
 from bulltask.transport.workers import WorkerState, read_workers, scan_registry
 
-__all__ = ["ConnectedWorker", "Fleet", "FoundQueues", "find_queues", "read_fleet", "worker_connections"]
+__all__ = [
+    "ConnectedWorker",
+    "Fleet",
+    "FoundQueues",
+    "QueueOverview",
+    "find_queues",
+    "read_fleet",
+    "read_overview",
+    "registered_queues",
+    "worker_connections",
+]
 
 
 MAX_PAGES: Final = 400
 """How many pages, of a thousand keys each, are scanned for queues on each server; this takes about half a second."""
+
+
+_QUEUES_PER_ROUND_TRIP: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +95,7 @@ class Fleet:
 
 
 def find_queues(
-    client: SyncClient, prefix: str, known: Iterable[str] = (), *, max_pages: int = MAX_PAGES
+    client: SyncClient, prefix: str, known: Iterable[str] = (), *, max_pages: int | None = None
 ) -> FoundQueues:
     """Return the queues under a prefix: ``known``, the registered ones, and those that connections and keys name.
 
@@ -81,20 +103,23 @@ def find_queues(
     """
     names = {*known, *registered_queues(client, prefix)}
     names |= {worker.queue for worker in worker_connections(client, prefix) or ()}
-    scanned_all = False
-    if max_pages:
-        found, scanned_all = scan_up_to(client, lambda cursor: scan_queues(prefix, cursor), max_pages)
-        names |= found
+    pages = MAX_PAGES if max_pages is None else max_pages
+    found, scanned_all = scan_up_to(client, lambda cursor: scan_queues(prefix, cursor), pages)
+    names |= found
     return FoundQueues(tuple(sorted(names)), scanned_all)
 
 
 def registered_queues(client: SyncClient, prefix: str) -> dict[str, int]:
-    """Return when bulltask has last used each queue (epoch milliseconds), by the queues' names in BullMQ."""
+    """Return when bulltask has last used each queue (epoch milliseconds), by the queues' names in BullMQ.
+
+    The registry of a server on which the user may not read it counts as empty.
+    """
     names: dict[str, int] = {}
     cursor = ""
-    while cursor != "0":
-        cursor, page = client.run(scan_registry(prefix, cursor or "0"))
-        names |= page
+    with suppress(BrokerAuthError):
+        while cursor != "0":
+            cursor, page = client.run(scan_registry(prefix, cursor or "0"))
+            names |= page
     return names
 
 
@@ -129,3 +154,35 @@ def read_fleet(client: SyncClient, queues: Sequence[QueueKeys], now_ms: int) -> 
     if connected is not None:
         others = tuple(worker for worker in connected if worker.queue in names and worker.name not in states)
     return Fleet(states, {worker_id: tuple(found) for worker_id, found in queues_of.items()}, others)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueOverview:
+    """A queue.
+
+    Attributes:
+        keys: The queue.
+        figures: How full it is; the error if that cannot be read.
+        workers: How many workers it has; ``None`` if that cannot be known.
+    """
+
+    keys: QueueKeys
+    figures: QueueFigures | BulltaskError
+    workers: int | None
+
+
+def read_overview(client: SyncClient, queues: Sequence[QueueKeys], now_ms: int) -> list[QueueOverview]:
+    """Return how full queues are, which all have the same prefix; ``now_ms`` is the server's time."""
+    connected: dict[str, set[str]] = {}
+    connections = worker_connections(client, queues[0].prefix) if queues else None
+    for worker in connections or ():
+        connected.setdefault(worker.queue, set()).add(worker.name or worker.address)
+    overview = []
+    for start in range(0, len(queues), _QUEUES_PER_ROUND_TRIP):
+        part = queues[start : start + _QUEUES_PER_ROUND_TRIP]
+        figures: list[QueueFigures | BulltaskError] = client.try_many([queue_figures(keys, now_ms) for keys in part])
+        for keys, found in zip(part, figures, strict=True):
+            reported = () if isinstance(found, BulltaskError) else found.workers
+            workers = len({*reported, *connected.get(keys.name, ())})
+            overview.append(QueueOverview(keys, found, workers if workers or connections is not None else None))
+    return overview

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from redis.exceptions import AuthenticationError, ResponseError
 
@@ -14,7 +14,7 @@ from bulltask.jobs import clock as loop_timers
 from bulltask.jobs.clock import LoopTimer, ServerClock, mono_ms, mono_s
 from bulltask.jobs.errors import BrokerError, BrokerUnavailableError, BulltaskError
 from bulltask.transport import redis_errors
-from bulltask.transport.call import Call, packed_with_sources
+from bulltask.transport.call import Call, OptionalCall, packed_with_sources
 from bulltask.transport.discovery import TIME, PrimaryLink, check_server, handshake_calls
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.redis_connection import AsyncConnection
@@ -274,6 +274,8 @@ class AsyncClient:
 
     def _result(self, call: Call[R], reply: Any) -> R:
         if isinstance(reply, redis_errors.ERROR_REPLIES):
+            if isinstance(call, OptionalCall):
+                return cast("R", None)
             raise redis_errors.reply_error(reply, self._link.url) from reply
         try:
             return call.parse_reply(reply)

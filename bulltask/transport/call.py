@@ -46,6 +46,7 @@ __all__ = [
     "Fetched",
     "FetchedJob",
     "NoJob",
+    "OptionalCall",
     "PackedCall",
     "QueueKeys",
     "SyncClient",
@@ -159,6 +160,12 @@ class AllNodesCall(Call[R]):
     def __init__(self, call: Call[R], merge: Callable[[list[R]], R]) -> None:
         super().__init__(call.args, call.parse_reply)
         self.merge = merge
+
+
+class OptionalCall(Call[R]):
+    """A call whose error reply is ignored: its result is then ``None``. Only for a single server."""
+
+    __slots__ = ()
 
 
 class PackedCall(Call[Any]):
@@ -435,8 +442,9 @@ class QueueKeys:
     __slots__ = tuple(
         (
             "active base bulltask_base completed delayed events failed id incompatible limiter lock_expiries "
-            "marked_stalled marker meta metrics_completed metrics_failed name paused pc prefix prioritized probe queue "
-            "repeat replicated revoked schedulers_checked stalled stalled_check temporary wait waiting_children workers"
+            "marked_stalled marker meta metrics_completed metrics_failed name pause_note paused pc prefix prioritized "
+            "probe queue repeat replicated revoked schedulers_checked stalled stalled_check temporary wait "
+            "waiting_children workers"
         ).split()
     )
 
@@ -474,6 +482,7 @@ class QueueKeys:
         self.replicated = f"{self.bulltask_base}replicated"  # exists for a millisecond
         self.schedulers_checked = f"{self.bulltask_base}schedulers-checked"  # exists until the next check is due
         self.marked_stalled = f"{self.bulltask_base}marked-stalled"
+        self.pause_note = f"{self.bulltask_base}pause-note"  # who has paused the queue
         self.workers = f"{self.bulltask_base}workers"  # ids of workers, by when their states expire
         # These exist only while a script runs.
         self.temporary = tuple(f"{self.bulltask_base}temporary{number}" for number in range(3))

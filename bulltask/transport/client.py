@@ -11,7 +11,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from redis.exceptions import AuthenticationError, NoScriptError, ResponseError
 
@@ -20,6 +20,7 @@ from bulltask.jobs.errors import BrokerError, BrokerUnavailableError, BulltaskEr
 from bulltask.transport import redis_errors
 from bulltask.transport.call import (
     Call,
+    OptionalCall,
     PackedCall,
     SyncClient,
     command,
@@ -398,6 +399,8 @@ class Client:
 
     def _result(self, call: Call[R], reply: Any) -> R:
         if isinstance(reply, ResponseError):
+            if isinstance(call, OptionalCall):
+                return cast("R", None)
             raise redis_errors.reply_error(reply, self._link.url) from reply
         try:
             return call.parse_reply(reply)

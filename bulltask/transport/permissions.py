@@ -67,7 +67,7 @@ _MANAGER: Final = "hdel hlen ltrim srem type xadd xtrim".split()
 
 _NOT_FOR_WORKERS: Final = frozenset(
     "cleanJobsInSet cleanPage convertBullJob getCounts getCountsPerPriority getDependencyCounts getRanges moveBullJob "
-    "pageAfter paginate pause promote resetAttempts setPaused lastIdOfRange".split()
+    "pageAfter paginate pause promote queueOverview resetAttempts setPaused lastIdOfRange".split()
 )
 """Scripts of queues, readers and migrations. All other scripts are a worker's, so a new script needs no entry."""
 
@@ -77,7 +77,7 @@ _SENDERS: Final = frozenset(
 )
 _READERS: Final = frozenset(
     "getCounts getCountsPerPriority getDependencyCounts getJobScheduler getMetrics getRanges getRateLimitTtl "
-    "getStateV2 isFinished isMaxed pageAfter paginate".split()
+    "getStateV2 isFinished isMaxed pageAfter paginate queueOverview".split()
 )
 _WRITES_OF_READERS: Final = frozenset(("del", "rpop"))
 """Write commands in scripts that read. They remove what BullMQ 4 and earlier, or an expired rate limit, have left. A

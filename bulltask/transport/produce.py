@@ -20,6 +20,7 @@ from bulltask.transport.client import ClientPool
 from bulltask.transport.cluster import check_one_slot
 from bulltask.transport.cluster_slots import slot_of
 from bulltask.transport.scripts.add import IdempotentWrite, SendResult, add_job, add_jobs_once, write_queue_meta
+from bulltask.transport.workers import register_as_sender
 
 __all__ = ["PROTOCOL_VERSION", "Producer", "SendTracer", "traced_flow", "wait_for_replicas"]
 
@@ -34,6 +35,9 @@ PROTOCOL_VERSION: Final = "bullmq:5.62.0"
 """The value of a queue's ``meta.version``, which dashboards show."""
 
 _REPLICATION_MS: Final = 1_000
+
+_META_MS: Final = 600_000
+"""How often a producer writes what it writes at the first send to a queue."""
 
 R = TypeVar("R")
 _Add = Callable[[Sequence[NewJob], int], Iterable[Call[R]]]
@@ -81,6 +85,7 @@ class Producer:
         self._config = config
         self._is_cluster = is_cluster
         self._queues_with_meta: set[str] = set()
+        self._meta_due_ms = 0
 
     def send(self, jobs: Sequence[NewJob]) -> list[str]:
         """Add ``jobs`` in order, up to :data:`BULK` per round trip, and return the ids under which they are stored.
@@ -162,11 +167,18 @@ class Producer:
     def _request(self, part: Sequence[NewJob], adds: Iterable[Call[Any]]) -> tuple[Iterable[Call[Any]], _Where]:
         """Return all calls of a round trip, and where the results of ``adds`` are among theirs.
 
-        The other calls write the metadata of queues that this producer has not sent to before, and wait for replicas.
+        The other calls write the metadata of queues that this producer has not sent to lately and register them, and
+        wait for replicas.
         """
         meta: list[Call[Any]] = []
-        for queue in set(map(_queue, part)) - self._queues_with_meta:
-            meta += write_queue_meta(self._keys(queue), PROTOCOL_VERSION, self._config.max_events)
+        if mono_ms() >= self._meta_due_ms:
+            self._meta_due_ms = mono_ms() + _META_MS
+            self._queues_with_meta.clear()
+        new = [self._keys(queue) for queue in set(map(_queue, part)) - self._queues_with_meta]
+        for keys in new:
+            meta += write_queue_meta(keys, PROTOCOL_VERSION, self._config.max_events)
+        if new and not self._is_cluster:  # there, the registry may be on a node that is not available
+            meta.append(register_as_sender(new, self._clock.now_ms()))
         if not self._config.publish_replicas:
             return (chain(meta, adds), slice(len(meta), None)) if meta else (adds, _EVERYWHERE)
         # In a cluster, there is a wait after the calls of each slot, because each node has its own replicas.

@@ -80,7 +80,7 @@ PHASES: Final[Mapping[str, Mapping[str, set[str]]]] = {
     "relay": {"connects": CONNECTING, "sends rows": {"HSETNX", "addOnce:addStandardJob"}},
     "sender": {
         "connects": CONNECTING,
-        "sends": {"HSETNX", "MULTI", "EXEC", "addStandardJob", "addParentJob"},
+        "sends": {"HSETNX", "ZADD", "MULTI", "EXEC", "addStandardJob", "addParentJob"},
     },
 }
 

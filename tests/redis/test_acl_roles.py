@@ -132,6 +132,7 @@ READING_COMMANDS = [
     "schedule list",
     "schedule show mail hourly",
     "report",
+    "queues",
 ]
 
 

@@ -38,6 +38,7 @@ def many_queues(app: App, redis_client: Any) -> Any:
     pipe.execute()
     app.queue("q42").add("send", {"to": "ada"}, job_id="job-of-42")
     app.queue("q7").add("send", {"to": "bob"}, job_id="job-of-7")
+    redis_client.delete("bulltask:queues")  # as if Node.js had sent them
     return redis_client
 
 
@@ -55,6 +56,10 @@ def test_queues_of_the_lake_and_of_workers_are_searched_before_a_scan(
     assert command_calls(many_queues, "scan") == scans
     assert '{"to": "bob"}' in run("show", "job-of-7").output
     assert command_calls(many_queues, "scan") - scans >= 20  # the scan finds it
+    many_queues.zadd("bulltask:queues", {"{q7}": 1})
+    scans = command_calls(many_queues, "scan")
+    assert '{"to": "bob"}' in run("show", "job-of-7").output
+    assert command_calls(many_queues, "scan") == scans, "a registered queue is searched before"
 
 
 def test_queues_of_the_apps_tasks_are_searched_before_a_scan(

@@ -28,7 +28,7 @@ from bulltask.queue import FlowJob, Queue
 from bulltask.testing.worker import RedisServer
 from bulltask.transport import produce
 from bulltask.transport.async_client import AsyncClient
-from bulltask.transport.call import QueueKeys
+from bulltask.transport.call import QueueKeys, known_queues
 from bulltask.transport.client import Client
 from tests.conftest import ServerFactory
 from tests.support.flaky_proxy import FlakyProxy
@@ -127,9 +127,10 @@ def test_a_queues_protocol_version_is_written_once(app: App, redis_client: redis
     assert redis_client.hgetall(other.meta) == {"version": "bullmq:5.81.5", "opts.maxLenEvents": "5"}
 
 
-def test_a_send_writes_only_bullmqs_keys(app: App, redis_client: redis.Redis) -> None:
+def test_a_send_writes_only_bullmqs_keys_and_registers_the_queue(app: App, redis_client: redis.Redis) -> None:
     result = send(app)
-    assert set(redis_client.keys("*")) == {KEYS.wait, KEYS.meta, KEYS.id, KEYS.events, KEYS.marker, KEYS.job(result.id)}
+    keys = {str(key) for key in redis_client.keys("*")}
+    assert keys - {"bulltask:queues"} == {KEYS.wait, KEYS.meta, KEYS.id, KEYS.events, KEYS.marker, KEYS.job(result.id)}
 
 
 @pytest.mark.every_topology
@@ -292,7 +293,9 @@ def test_the_keys_of_a_queue_follow_the_settings(
     app = App("producer", broker_url, **settings)
     result = send(app, queue=queue)
     assert redis_client.lrange(f"{base}wait", 0, -1) == [result.id]
-    assert all(str(key).startswith(base) for key in redis_client.keys("*"))
+    registry = known_queues(app._config.prefix)
+    assert all(str(key).startswith(base) for key in redis_client.keys("*") if key != registry)
+    assert redis_client.zrange(registry, 0, -1) == [base.removeprefix(f"{app._config.prefix}:")[:-1]]
     app.close()
 
 
@@ -381,7 +384,7 @@ def test_jobs_of_several_queues_share_a_round_trip(app: App, redis_client: redis
     round_trips.clear()
     work = app.task(name="work")(lambda n: None)
     app.send_many([work.s(n).set(queue=f"q{n % 3}") for n in range(9)])
-    assert round_trips == [9 + 2 * 3], "three queues get their metadata"
+    assert round_trips == [9 + 2 * 3 + 1], "three queues get their metadata, and are registered"
     assert [redis_client.llen(f"bull:{{q{n}}}:wait") for n in range(3)] == [3, 3, 3]
 
 

@@ -168,9 +168,12 @@ class AsyncQueue(QueueBase):
 
     # ---- pausing and limits --------------------------------------------------------------------------------------
 
-    async def pause(self) -> None:
-        """Pause the queue: its workers acquire no further jobs. Running jobs continue."""
-        await self._context.arun(read.set_paused(self._context, paused=True))
+    async def pause(self, *, by: str = "") -> None:
+        """Pause the queue: its workers acquire no further jobs. Running jobs continue.
+
+        ``by`` is who pauses it, which ``bulltask queues`` and ``bulltask why`` show (default: the app and this host).
+        """
+        await self._context.arun(read.set_paused(self._context, paused=True, by=by))
 
     async def resume(self) -> None:
         """Resume the queue.

@@ -167,9 +167,12 @@ class Queue(QueueBase):
 
     # ---- pausing and limits --------------------------------------------------------------------------------------
 
-    def pause(self) -> None:
-        """Pause the queue: its workers acquire no further jobs. Running jobs continue."""
-        self._context.run(read.set_paused(self._context, paused=True))
+    def pause(self, *, by: str = "") -> None:
+        """Pause the queue: its workers acquire no further jobs. Running jobs continue.
+
+        ``by`` is who pauses it, which ``bulltask queues`` and ``bulltask why`` show (default: the app and this host).
+        """
+        self._context.run(read.set_paused(self._context, paused=True, by=by))
 
     def resume(self) -> None:
         """Resume the queue.

@@ -50,6 +50,8 @@ __all__ = [
     "Metrics",
     "MoveResult",
     "PageCursor",
+    "Pause",
+    "QueueFigures",
     "ScoredIds",
     "StoredScheduler",
     "add_beat_queue",
@@ -81,6 +83,7 @@ __all__ = [
     "obliterate",
     "page_after",
     "page_of",
+    "queue_figures",
     "queue_of_connection",
     "read_hash",
     "read_iteration",
@@ -168,12 +171,122 @@ class PageCursor:
     ids: tuple[str, ...] = ()
 
 
-def set_paused(keys: QueueKeys, *, paused: bool) -> Call[int]:
-    """bulltask's ``setPaused``: pause or resume. Returns the number of ids still to move; call it until that is 0."""
-    script_keys = (keys.wait, keys.paused, keys.meta, keys.prioritized, keys.events, keys.delayed, keys.marker)
-    return script_call(
-        loader.bulltask_script("setPaused"), script_keys, ("paused" if paused else "resumed", MAX_MOVED_PER_CALL), int
-    )
+@value_class
+class Pause:
+    """Who has paused a queue with bulltask, and when (server time)."""
+
+    by: str
+    at_ms: int
+
+    def to_json(self) -> str:
+        """Return the stored form."""
+        return codec.encode({"by": self.by, "at_ms": self.at_ms}, what="a pause").decode()
+
+    @classmethod
+    def from_json(cls, raw: bytes | None) -> Pause | None:
+        """Return the stored pause; ``None`` if there is none."""
+        try:
+            stored = codec.decode_object(raw or b"", what="a pause")
+            return cls(str(stored["by"]), int(stored["at_ms"]))
+        except (DecodeError, KeyError, TypeError, ValueError, OverflowError):
+            return None
+
+
+def set_paused(keys: QueueKeys, *, paused: bool, note: Pause | None = None) -> Call[int]:
+    """bulltask's ``setPaused``: pause or resume. Returns the number of ids still to move; call it until that is 0.
+
+    ``note`` is stored beside a queue that was not paused before.
+    """
+    script_keys = named_keys(keys, "wait paused meta prioritized events delayed marker pause_note")
+    args = ("paused" if paused else "resumed", MAX_MOVED_PER_CALL, "" if note is None else note.to_json())
+    return script_call(loader.bulltask_script("setPaused"), script_keys, args, int)
+
+
+@value_class(kw_only=True)
+class QueueFigures:
+    """The figures of a queue.
+
+    Attributes:
+        wait, paused, active, prioritized, delayed, waiting_children, completed, failed: How many jobs have each state.
+        due: How many of the delayed jobs are due, but were not moved to ``wait`` yet, which workers do.
+        oldest_ms: Since when the oldest job that could run has been waiting. ``None`` if there is none, or if it is
+            unknown, because those that run next were acquired before.
+        added, finished: How many jobs were added, and have completed or failed, in the last ``window_ms``.
+        window_ms: A minute; less if there are too many events to count; ``None`` if there are none.
+        workers: The ids of its workers that report their state, at most 1,000.
+        is_paused: Whether it is paused.
+        pause: Who has paused it, if bulltask has.
+        concurrency: Its global concurrency.
+        max, duration_ms: Its global rate limit.
+    """
+
+    wait: int
+    paused: int
+    active: int
+    prioritized: int
+    delayed: int
+    waiting_children: int
+    completed: int
+    failed: int
+    due: int
+    oldest_ms: int | None
+    added: int
+    finished: int
+    window_ms: int | None
+    workers: tuple[str, ...]
+    is_paused: bool
+    pause: Pause | None
+    concurrency: int | None
+    max: int | None
+    duration_ms: int | None
+
+
+_FIGURE_KEYS: Final = (
+    "wait paused active prioritized delayed waiting_children completed failed meta events workers pause_note"
+)
+_COUNTS: Final = (
+    "wait",
+    "paused",
+    "active",
+    "prioritized",
+    "delayed",
+    "waiting_children",
+    "completed",
+    "failed",
+    "due",
+)
+_RATE_PERIOD_MS: Final = 60_000
+
+
+def queue_figures(keys: QueueKeys, now_ms: int) -> Call[QueueFigures]:
+    """bulltask's ``queueOverview``: count a queue's jobs, without writing; ``now_ms`` is the server's time."""
+
+    def parse_reply(reply: Any) -> QueueFigures:
+        counts = dict(zip(_COUNTS, map(int, reply), strict=False))
+        oldest, added, finished, window, note, workers, paused, concurrency, max_jobs, duration = reply[9:]
+        return QueueFigures(
+            **counts,
+            oldest_ms=_whole(oldest),
+            added=added,
+            finished=finished,
+            window_ms=_whole(window),
+            workers=tuple(texts(workers)),
+            is_paused=bool(paused),
+            pause=Pause.from_json(note) if paused else None,
+            concurrency=_whole(concurrency),
+            max=_whole(max_jobs),
+            duration_ms=_whole(duration),
+        )
+
+    args = (keys.base, now_ms, _RATE_PERIOD_MS)
+    return script_call(loader.bulltask_script("queueOverview"), named_keys(keys, _FIGURE_KEYS), args, parse_reply)
+
+
+def _whole(value: bytes | int) -> int | None:
+    try:
+        return int(float(value))
+    except (ValueError, OverflowError):  # "" for none, or anything that another client has stored
+        return None
 
 
 @value_class

@@ -13,8 +13,10 @@
   KEYS[5]  events
   KEYS[6]  delayed
   KEYS[7]  marker
+  KEYS[8]  who has paused the queue, and when; removed when it is resumed
   ARGV[1]  "paused" or "resumed"
   ARGV[2]  maximum number of ids that one call moves
+  ARGV[3]  value of KEYS[8], if the queue is not paused yet
   returns  number of ids still to move (call the script again); 0: done
   event    paused or resumed, when done
 ]]
@@ -62,9 +64,12 @@ if moved then
   redis.call("RENAME", source, target)
 end
 if ARGV[1] == "paused" then
-  redis.call("HSET", meta, "paused", 1)
+  if redis.call("HSET", meta, "paused", 1) == 1 then
+    redis.call("SET", KEYS[8], ARGV[3])
+  end
   redis.call("DEL", marker)
 else
+  redis.call("DEL", KEYS[8])
   -- BullMQ 6 only sets the flag and leaves the jobs in `wait`.
   local was_paused = redis.call("HDEL", meta, "paused") == 1
   local ready = moved or merged or (was_paused and wait_length > 0)
