@@ -770,6 +770,7 @@ class ChildExited(Event):
         "queues": list(e.queues),
         "concurrency": e.concurrency,
         "broker": e.broker,
+        "versions": dict(e.versions),
     },
 )
 class WorkerStarted(Event):
@@ -781,6 +782,8 @@ class WorkerStarted(Event):
     concurrency: int
     broker: str
     """The broker's URL without its password (``bulltask.config.urls.redact_url``)."""
+    versions: tuple[tuple[str, str], ...]
+    """Name and version of bulltask, Python, Redis and the app, as far as they are known."""
 
 
 @event("Worker stopping", INFO)

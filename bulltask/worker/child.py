@@ -24,7 +24,14 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from bulltask.app import App
-from bulltask.config.process import anonymous_file, die_with_parent, exit_child, exit_if_forked, unblock_signals
+from bulltask.config.process import (
+    anonymous_file,
+    die_with_parent,
+    exit_child,
+    exit_if_forked,
+    name_process,
+    unblock_signals,
+)
 from bulltask.jobs.clock import value_class, zone_of
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.payloads import PayloadCodec
@@ -298,6 +305,7 @@ def run_child(plan: ChildPlan, parent_pid: int) -> None:
     code: int = ExitCode.BOOT_FAILED
     try:
         _reset_signals(parent_pid)
+        name_process("child")
         lead_group()
         mark_programs(plan.worker_id)
         plan.close_inherited()

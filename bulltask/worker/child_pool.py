@@ -56,6 +56,7 @@ __all__ = [
     "lead_group",
     "limit_native_threads",
     "mark_programs",
+    "reap_inherited",
     "thread_count",
 ]
 
@@ -86,6 +87,8 @@ def mark_programs(worker_id: str) -> None:
 class Descendants:
     """What the children of this supervisor have started.
 
+    As process 1 of a container, the supervisor also reaps what was started before it.
+
     On Linux, the kernel makes an orphan a child of the supervisor. When a child has died, its processes are therefore
     among the supervisor's children. Those of a living child are, too, if their parent has exited: they are recognized
     by their group or mark, and otherwise end with the last child that was alive when they appeared.
@@ -104,6 +107,8 @@ class Descendants:
 
     def find(self, children: Collection[int]) -> list[int]:
         """Return the orphans that are running, and reap the others."""
+        if os.getpid() == 1:
+            self._earlier = reap_inherited({*children, *self._helpers()}) & self._earlier
         known = {*children, *self._helpers(), *self._earlier}
         found = [pid for pid in _children() if pid not in known and _is_running(pid)]
         self._orphans = {pid: candidates for pid, candidates in self._orphans.items() if pid in found}
@@ -142,6 +147,14 @@ class Descendants:
         candidates = self._orphans.setdefault(pid, set())  # it is new, so its parent was the child
         candidates.discard(child)
         return not candidates
+
+
+def reap_inherited(own: Collection[int]) -> set[int]:
+    """As process 1, reap the processes that this one has inherited, and return those that are running.
+
+    Another process has no such children, or its app has started them and waits for them.
+    """
+    return {pid for pid in _children() if pid not in own and _is_running(pid)} if os.getpid() == 1 else set()
 
 
 def _is_running(pid: int) -> bool:

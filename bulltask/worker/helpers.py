@@ -27,6 +27,7 @@ from bulltask.config.process import (
     die_with_parent,
     exit_child,
     fork_with_blocked_signals,
+    name_process,
     unblock_signals,
 )
 from bulltask.jobs.clock import mono_ms
@@ -75,6 +76,8 @@ class HelperProcess(ABC):
     interval_ms = 1_000
     title: ClassVar[str]
     """The process's name in log lines."""
+    role: ClassVar[str]
+    """The process's name in lists of processes."""
     stop_timeout_ms: ClassVar[int]
     """How long the process may take to stop, unless the worker must stop earlier."""
     kill_hint: ClassVar[str]
@@ -133,6 +136,7 @@ class HelperProcess(ABC):
         pid = fork_with_blocked_signals()
         if pid == 0:
             try:
+                name_process(self.role)
                 self._run(parent_pid)
             except BaseException:  # noqa: BLE001 - a fork must never return into the supervisor's code
                 traceback.print_exc()
@@ -194,8 +198,8 @@ class PipedProcess(HelperProcess):
 
 
 _SHELL: Final = "/bin/sh"
-_WAIT: Final = 'read -r _ || exec "$@"'
-"""Wait for a line, or start the program when the pipe has ended."""
+_WAIT: Final = '{ printf %s "$0" >/proc/$$/comm; } 2>/dev/null; read -r _ || exec "$@"'
+"""Name the process, and wait for a line, or start the program when the pipe has ended."""
 
 
 class GuardProcess(PipedProcess):
@@ -206,7 +210,8 @@ class GuardProcess(PipedProcess):
     no shell, the program itself waits.
     """
 
-    title, stop_timeout_ms, kill_hint = "Guard process", 1_000, "It did not stop"
+    title, role = "Guard process", "guard"
+    stop_timeout_ms, kill_hint = 1_000, "It did not stop"
 
     def __init__(
         self,
@@ -271,7 +276,7 @@ class HookProcess(PipedProcess):
     would cause the locks of all running jobs to expire. ``is_ready`` is called in the process.
     """
 
-    title, stop_timeout_ms = "Hook process", 5_000
+    title, role, stop_timeout_ms = "Hook process", "hooks", 5_000
     kill_hint = "A signal receiver did not return"
 
     def __init__(
@@ -346,7 +351,7 @@ class MetricsProcess(HelperProcess):
     ``probes`` returns for ``/livez`` and ``/readyz`` what is wrong.
     """
 
-    title, stop_timeout_ms = "Metrics exporter", 1_000
+    title, role, stop_timeout_ms = "Metrics exporter", "metric", 1_000
     kill_hint = "It was stopped or suspended"
 
     def __init__(  # noqa: PLR0913, PLR0917 - one for each part that it connects
@@ -391,7 +396,7 @@ class OutboxProcess(PipedProcess):
     Told to stop, the process finishes its rows; killing it loses no job.
     """
 
-    title, stop_timeout_ms = "Outbox relay", 7_000
+    title, role, stop_timeout_ms = "Outbox relay", "outbox", 7_000
     kill_hint = "Its last rows are sent when a worker starts again, each once"
 
     def __init__(self, app: App, close_inherited: Callable[[], None], logger: FilteringBoundLogger) -> None:

@@ -6,19 +6,21 @@ This module, ``app.py``, ``child.py`` and ``in_process.py`` create the long-live
 from __future__ import annotations
 
 import os
+import platform
 import re
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from bulltask.app import App
 from bulltask.config.celery_settings import CELERY_SETTINGS
 from bulltask.config.config import SETTINGS, Config
-from bulltask.config.process import anonymous_file, life_line, memory_kib
+from bulltask.config.process import anonymous_file, life_line, memory_kib, name_process
 from bulltask.config.settings import CONFIG_VARIABLE, ENV_PREFIX, FILE_VARIABLES
 from bulltask.config.urls import redact_command
 from bulltask.jobs.clock import mono_ms
@@ -66,6 +68,7 @@ from bulltask.worker.child_pool import (
     SpawnLauncher,
     StackCollector,
     choose_launcher,
+    reap_inherited,
 )
 from bulltask.worker.fleet import IncompatibleJobs, QueueCheck, RateLimitCheck, StateReport
 from bulltask.worker.health import SLOTS_NAME, HealthReport, Pulse, Vitals
@@ -106,7 +109,12 @@ NON_SETTING_VARIABLES: Final = (f"{ENV_PREFIX}APP", f"{ENV_PREFIX}TEST_", CONFIG
 
 
 class StartupCheck:
-    """Connects to Redis and checks it before the first child starts; ``max_clients`` is the server's limit."""
+    """Connects to Redis and checks it before the first child starts.
+
+    Attributes:
+        max_clients: How many clients the server allows, if that is known.
+        version: The server's version.
+    """
 
     def __init__(
         self,
@@ -124,6 +132,7 @@ class StartupCheck:
         self._backoff = backoff
         self._connections = connections
         self.max_clients: int | None = None
+        self.version = ""
 
     def run(self, wait: Callable[[float], None], stopped: Callable[[], bool]) -> ExitCode | None:
         """Wait for Redis, check it, and store the queues' metadata; return an exit code if the worker cannot start.
@@ -156,8 +165,9 @@ class StartupCheck:
 
     def _check_redis(self) -> None:
         server = read_server_settings(self._client)
+        self.version = ".".join(map(str, server.version))
         if server.version < MIN_REDIS_VERSION:
-            self._logger.warning("Redis is older than 6.2; upgrade it", version=".".join(map(str, server.version)))
+            self._logger.warning("Redis is older than 6.2; upgrade it", version=self.version)
         if server.eviction != "noeviction":
             self._logger.warning(
                 "Redis may evict jobs silently when it is out of memory; set maxmemory-policy to noeviction",
@@ -173,8 +183,8 @@ class StartupCheck:
             [call for keys in self._keys for call in write_queue_meta(keys, PROTOCOL_VERSION, max_events)]
         )
         self._check_hash_tags()
-        for keys, version in zip(self._keys, read_queue_versions(self._client, self._keys), strict=True):
-            self._check_other_versions(keys, version)
+        for keys, bullmq in zip(self._keys, read_queue_versions(self._client, self._keys), strict=True):
+            self._check_other_versions(keys, bullmq)
 
     def _check_connections(self, server: ServerSettings) -> None:
         """Raise ``BrokerConfigError`` if this worker's connections would shut other clients out."""
@@ -324,6 +334,7 @@ class _Assembly:
         self.app_spec = app_spec
         self.config = config
         self.worker_id = worker_id(config.worker_name)
+        name_process("")
         self.logger = configure_logging(level=config.log_level, worker_id=self.worker_id)
         self.wakeup_pipe = WakeupPipe()
         self.process_spec = process_spec
@@ -355,6 +366,7 @@ class _Assembly:
         if self.counts is not None:
             MetricsListener(self.counts, self.queues).attach(self.bus)
         self.exporter = self._exporter()
+        self.redis_version = ""
         self.end_by_ms: int | None = None
         self.executors: Sequence[Any] = ()
         self.primary_check = self._primary_check()  # before the first connection, which would use a thread otherwise
@@ -371,6 +383,7 @@ class _Assembly:
                 self.client, self.keys, self.config, self.logger, self.backoff, self._needed_connections()
             )
             failure = startup_check.run(self._wait_for_redis, self._is_asked_to_stop)
+            self.redis_version = startup_check.version
             if failure is None:
                 self._limit_named_connections(startup_check.max_clients)
                 self.hook_process.start()
@@ -397,6 +410,7 @@ class _Assembly:
             self.pulse.beat()
             if self.exporter is not None:
                 self.exporter.tick(0, 0)
+            reap_inherited({helper.pid for helper in self._helpers()})
             if (left_ms := until_ms - mono_ms()) <= 0:
                 return
             self.signals.wait(min(left_ms, _STARTING_TURN_MS))
@@ -515,7 +529,8 @@ class _Assembly:
         ]
         ticker = Ticker(services, backoff, bus)
         url = self.broker.endpoint.safe_url
-        bus.emit(WorkerStarted(self.worker_id, self.app.name, self.queues, config.threads or config.children, url))
+        children, versions = config.threads or config.children, tuple(self._versions())
+        bus.emit(WorkerStarted(self.worker_id, self.app.name, self.queues, children, url, versions))
         supervisor = Supervisor(pool, ticker, recovery, self.process_spec, config, bus, self.limits)
         code = supervisor.run()
         self.limits.end_calls_in(SIGNAL_PATIENCE_MS)
@@ -534,6 +549,14 @@ class _Assembly:
             ready=pool.ready,
             failing_since_ms=self.backoff.failing_since_ms,
         )
+
+    def _versions(self) -> Iterator[tuple[str, str]]:
+        yield "bulltask", version("bulltask")
+        yield "python", platform.python_version()
+        yield "redis", self.redis_version
+        package = (self.app_spec or "").partition(":")[0].partition(".")[0]
+        with suppress(PackageNotFoundError, ValueError):  # most apps are not installed as packages
+            yield "app", str(getattr(sys.modules.get(package), "__version__", None) or version(package))
 
     def _create_beat(self) -> Beat:
         worker = BeatWorker(self.worker_id, self.queues, self._program())

@@ -145,6 +145,9 @@ class SignalQueue:
 
     def install_early(self) -> None:
         """Record the signals that do not stop the worker, while the worker is still being loaded."""
+        if os.getpid() == 1:  # there, the kernel ignores a signal without a handler
+            for number in (signal.SIGTERM, signal.SIGQUIT):
+                signal.signal(number, lambda number, _: os._exit(128 + number))
         self._handle(number for number in SIGNAL_METHODS if number not in _INSTALLED_LATE)
 
     def install(self, wakeup_pipe: WakeupPipe) -> None:

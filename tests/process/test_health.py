@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import socket
 import subprocess
@@ -10,7 +11,9 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -22,7 +25,6 @@ from bulltask.testing.worker import wait_until
 from bulltask.worker import health
 from tests.support.command_output import json_of
 from tests.support.processes import parent_of
-from tests.support.worker import Worker
 from tests.support.worker_harness import WorkerHarness
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
@@ -62,10 +64,18 @@ def check(*arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def exporter_of(worker: Worker) -> int:
-    """Return the pid of the process that serves the metrics, the first helper that a worker starts."""
+def children_of(pid: int) -> list[int]:
+    """Return the children of a process, also those that are not the worker's."""
     pids = [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
-    return min(pid for pid in pids if parent_of(pid) == worker.pid)
+    return [child for child in pids if parent_of(child) == pid]
+
+
+def name_of(pid: int) -> str:
+    """Return the name of a process; ``zombie`` if nobody has reaped it."""
+    with suppress(OSError):
+        name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
+        return "zombie" if rest.split()[0] == "Z" else name
+    return ""
 
 
 # ---- Redis ----------------------------------------------------------------------------------------------------------
@@ -86,7 +96,7 @@ def test_metrics_and_probes_answer_while_redis_is_down_at_the_start_and_later(ha
     code, text = check("ready", "--worker", "early")
     assert (code, "not ready: Redis does not serve it" in text) == (1, True), text
 
-    killed = exporter_of(worker)
+    [killed] = [pid for pid in children_of(worker.pid) if name_of(pid) == "bulltask-metric"]
     os.kill(killed, signal.SIGKILL)
     assert worker.wait_for_line("Metrics exporter died")[0]["pid"] == killed
     assert probe(port, "/livez") == (200, "ok\n")
@@ -189,7 +199,7 @@ def test_a_worker_whose_children_were_all_stopped_is_not_ready_until_they_are_re
     wait_for_probe(port, "/readyz", 503, "none of its 2 children runs jobs or waits for them")
     assert probe(port, "/livez")[0] == 200
     wait_for_probe(port, "/readyz", 200)
-    assert len(worker.logged("Child killed", reason="unresponsive")) == 2
+    worker.wait_for_line("Child killed", count=2, reason="unresponsive")
     harness.app.send_task("quick").get(timeout=60)
     assert worker.stop() == 0
 
@@ -286,3 +296,54 @@ def test_a_watchdog_for_another_process_is_not_served() -> None:
     manager.notify("READY=1")
     assert receiver.socket.recv(100) == b"READY=1"
     receiver.socket.close()
+
+
+# ---- processes ------------------------------------------------------------------------------------------------------
+
+ORPHAN = """
+import subprocess
+
+@app.task(name="orphan")
+def orphan():
+    command = "sleep 0.1 >/dev/null 2>&1 & echo $!"
+    environ = {**os.environ, "BULLTASK_CHILD": ""}
+    return int(subprocess.check_output(["sh", "-c", command], start_new_session=True, env=environ))
+"""
+
+
+def test_as_process_1_a_worker_reaps_what_it_inherits_before_and_after_redis_answers(harness: WorkerHarness) -> None:
+    proxy = harness.proxy()
+    proxy.refuse()
+    # As an entry point does: programs that were started earlier become children of the worker.
+    entry_point = ["sh", "-c", 'sleep 0.1 & sleep 3600 & exec "$@"', "entry-point"]
+    container = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", *entry_point]
+    settings = {"worker_name": f"init-{os.getpid()}"}
+    outer = harness.worker(ORPHAN, via=proxy, children=1, prefix=container, settings=settings)
+    outer.wait_for_line("Redis disconnected")
+    [pid] = [int(child) for child in Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()]
+    assert Path(f"/proc/{pid}/status").read_text().split("NSpid:")[1].split()[1] == "1"
+    wait_until(lambda: [*map(name_of, children_of(pid))] == ["sleep"], 60, "no zombie of the entry point")
+    assert check("live", "--worker", settings["worker_name"])[0] == 0, "found from outside, too"
+
+    [sleeper] = children_of(pid)
+    proxy.accept()
+    assert harness.app.send_task("orphan").get(timeout=60)
+    os.kill(sleeper, signal.SIGKILL)
+    wait_until(lambda: {*map(name_of, children_of(pid))} == {"bulltask-child", "bulltask-guard"}, 60)
+    os.kill(pid, signal.SIGTERM)
+    assert outer.wait() == 0
+
+
+def test_the_names_of_processes_say_what_they_are_and_the_log_which_versions_run(harness: WorkerHarness) -> None:
+    source = '__version__ = "4.2"'
+    worker = harness.worker(source, children=2, settings={"metrics_port": 0})
+    worker.wait_for_line("Child started", count=2)
+    versions = worker.wait_for_line("Worker started")[0]["versions"]
+    assert versions["app"] == "4.2"
+    assert versions["python"] == platform.python_version()
+    assert versions["bulltask"] == version("bulltask")
+    assert versions["redis"] == harness.redis.info()["redis_version"]
+    expected = ["bulltask-child", "bulltask-child", "bulltask-guard", "bulltask-metric"]
+    wait_until(lambda: sorted(map(name_of, children_of(worker.pid))) == expected, 60, "the names")
+    assert name_of(worker.pid) == "bulltask"
+    assert worker.stop() == 0

@@ -48,7 +48,7 @@ FIELDS = {
     "RedisReconnected": "attempt duration_ms",
     "RedisErrorReply": "queue error",
     "RedisRecovered": "queue attempt duration_ms",
-    "WorkerStarted": "worker_id app queues concurrency broker",
+    "WorkerStarted": "worker_id app queues concurrency broker versions",
     "WorkerStopping": "mode running",
     "WorkerStopped": "exit_code",
     "WorkerRestarting": "command",

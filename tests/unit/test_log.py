@@ -65,7 +65,7 @@ EVENTS: list[Event] = [
     events.RedisReconnected(3, 1500.0),
     events.RedisErrorReply("mail", "WRONGTYPE"),
     events.RedisRecovered("mail", 3, 1500.0),
-    events.WorkerStarted(WORKER, "shop", ("mail", "sms"), 4, "redis://***@host"),
+    events.WorkerStarted(WORKER, "shop", ("mail", "sms"), 4, "redis://***@host", (("bulltask", "1.2.3"),)),
     events.WorkerStopping("warm", 2),
     events.WorkerStopped(0),
     events.WorkerRestarting("python -m bulltask worker"),
@@ -538,7 +538,7 @@ def test_no_log_line_contains_the_password_of_a_url(as_json: bool) -> None:
     log.bus.emit(events.RedisDisconnected(f"Error 111 connecting to {url}"))
     log.bus.emit(events.JobFailed("1", "q", "t", 1.0, url, "unknown", 1, f"{TRACEBACK}ValueError: {url}\n"))
     log.bus.emit(events.JobCompleted("1", "q", "t", 1.0, [url]))
-    log.bus.emit(events.WorkerStarted(WORKER, "shop", ("q",), 1, url))
+    log.bus.emit(events.WorkerStarted(WORKER, "shop", ("q",), 1, url, ()))
     log.logger.info("nested", config={"broker": [url]}, quoted='redis://:"s3cr3t"@host')
     try:
         fail_with(ConnectionError('unix:///sock?password="s3cr3t"'))
