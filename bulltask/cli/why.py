@@ -99,7 +99,7 @@ def reason_lines(reason: Reason) -> Iterator[str]:
 
 
 def _is_shell(command: str) -> bool:
-    return command.startswith(("bulltask ", "redis-cli "))
+    return not command.startswith("app.")
 
 
 def _short(value: Any) -> str:

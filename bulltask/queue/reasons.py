@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from math import inf
+from math import inf, isfinite
 from typing import Any, Final, Literal
 
 from bulltask.jobs import codec
@@ -585,6 +585,8 @@ class _View:
         *,
         in_ms: float | None = None,
     ) -> None:
+        if in_ms is not None and not isfinite(in_ms):  # the score of a job may be any number
+            in_ms = None
         seconds = None if in_ms is None else max(0.0, in_ms) / 1000
         at = None if in_ms is None else _moment(self._now_ms + max(0.0, in_ms))
         self._reasons.append(
@@ -820,14 +822,16 @@ class _View:
             "proved" if taken >= slots else "likely",
         )
 
+    def _other_option(self) -> str:
+        return "--queue-hash-tag" if self._twin.name.startswith("{") else "--no-queue-hash-tag"
+
     def _judge_twin(self, workers: int) -> None:
-        tagged = self._twin.name.startswith("{")
         self._add(
             "wrong-hash-tag",
             f"The workers are connected to the queue {self._twin.name}, which is another queue than "
             f"{self._keys.name}: queue_hash_tag must be the same wherever jobs are sent and run",
             {"queue": self._keys.name, "other": self._twin.name, "workers of the other": workers},
-            f"bulltask worker -A APP -Q {shlex.quote(self._queue)} {'--no-queue-hash-tag' if tagged else ''}".rstrip(),
+            f"BULLTASK_QUEUE_HASH_TAG={str(self._keys.name.startswith('{')).lower()} {self._start_worker()}",
         )
 
     def _judge_rate_limit(self) -> None:
@@ -860,7 +864,7 @@ class _View:
         fleet = self._fleet
         if fleet.unknown or not fleet.states or any(state.is_short for state in fleet.states.values()):
             return None
-        limits = [state.limiter.get(self._queue, {}).get("max") for state in fleet.states.values()]
+        limits = [_number_in(state.limiter, self._queue, "max") for state in fleet.states.values()]
         return max(codec.MAX_SAFE_INTEGER if limit is None else limit for limit in limits)
 
     def _judge_concurrency(self) -> None:
@@ -914,6 +918,16 @@ class _View:
     def _judge_contents(self) -> None:
         """Judge what only an explanation of the queue names: its groups of jobs."""
         replies = self._replies
+        is_unused = not any(replies["meta"] or ()) and not replies.count("wait", "delayed", "prioritized", "active")
+        if is_unused and replies["twin"]:
+            self._add(
+                "wrong-hash-tag",
+                f"Redis has no queue {self._keys.name}, but a queue {self._twin.name}, with "
+                f"{_count(replies.count('twin wait'), 'waiting job')}: queue_hash_tag must be the same wherever jobs "
+                "are sent and run",
+                {"queue": self._keys.name, "other": self._twin.name, "waiting": replies.count("twin wait")},
+                f"bulltask why -Q {shlex.quote(self._queue)} {self._other_option()}",
+            )
         self._judge_dead()
         for job_id in replies["incompatible"] or ():
             reason = codec.decode_text(replies["incompatible reason"])[:_MAX_TEXT]
@@ -1050,7 +1064,7 @@ class _View:
                 f"The job is in the queue {self._twin.name}, not in {self._keys.name}: queue_hash_tag must be the same "
                 "wherever jobs are sent and run",
                 {"queue": self._keys.name, "other": self._twin.name},
-                _show(job_id, "--no-queue-hash-tag" if self._keys.name.startswith("{") else "--queue-hash-tag"),
+                _show(job_id, self._other_option()),
             )
         if replies["dedup owner"] is None and not replies["twin job"]:
             evicted = _whole((replies["info"] or {}).get("evicted_keys"))
@@ -1148,8 +1162,9 @@ class _View:
             return
         state, child, job = found
         evidence |= {"host": state.host, "pid": child.pid, "slot": job.state}
-        batch = state.batches.get(self._fields.get("name", ""), {})
-        size, in_ms = batch.get("size", 0), job.since_ms + batch.get("wait_ms", 0) - self._now_ms
+        task = self._fields.get("name", "")
+        size = _number_in(state.batches, task, "size") or 0
+        in_ms = job.since_ms + (_number_in(state.batches, task, "wait_ms") or 0) - self._now_ms
         if job.state == "prefetched":
             others = [it.id for it in child.jobs if it.state == "active"]
             sentence = (
@@ -1192,6 +1207,7 @@ class _View:
                 "waiting-children",
                 f"The job waits for {_count(total, 'child job')}: {names}{more}",
                 {"pending": total, "children": others},
+                f"bulltask why {_quoted(address_of(next(iter(others)), self._keys.prefix)[2])}",
             )
         elif not states:
             self._add("waiting-children", "The job waits for child jobs", {"pending": total}, None, "likely")
@@ -1394,6 +1410,12 @@ def _whole(value: object) -> int:
         except ValueError:
             return 0
     return number(value) or 0
+
+
+def _number_in(table: Mapping[str, object], key: str, name: str) -> int | None:
+    """Return a number in a worker's state, which another version may have written."""
+    entry = table.get(key)
+    return number(entry.get(name)) if isinstance(entry, Mapping) else None
 
 
 def _moment(ms: float) -> datetime | None:

@@ -415,6 +415,12 @@ def workers_under_the_other_spelling(world: World) -> str:
     return world.add()
 
 
+@case("wrong-hash-tag", "Redis has no queue {mail}, but a queue mail, with 1 waiting job: ")
+def queue_under_the_other_spelling(world: World) -> None:
+    world.connect()
+    job_under_the_other_spelling(world)
+
+
 @case("no-worker", "No worker of queue mail is connected to redis://")
 def without_a_worker(world: World) -> str:
     world.connect("{other}")
@@ -659,7 +665,7 @@ def check_command(reason: Reason, world: World) -> None:
             assert hasattr(owner, method), reason.command
             owner = Job if method == "get_job" else owner
         return
-    program, *words = shlex.split(reason.command)
+    program, *words = shlex.split(reason.command.removeprefix("BULLTASK_QUEUE_HASH_TAG=true "))
     if program == "kill":
         return
     if program == "redis-cli":
@@ -731,6 +737,32 @@ def test_the_times_of_a_reason_are_those_of_the_server(world: World) -> None:
     assert reason.expected_s == pytest.approx(100, abs=5)
     assert reason.expected_at is not None
     assert abs(reason.expected_at - datetime.now(UTC)) < timedelta(seconds=105)
+
+
+@pytest.mark.every_topology
+def test_an_explanation_reads_each_node_of_a_cluster(app: App) -> None:
+    queue, children = app.queue("mail{s}"), [FlowJob("part", f"files{{s}}{number}") for number in range(3)]
+    queue.set_global_concurrency(1)
+    flow = app.flows().add(FlowJob("send", queue.name, children=children))
+    queue.add("send", {})
+    assert queue.get_next_job("token") is not None
+    waiting = queue.add("send", {})
+    queue.pause()
+    assert flow.job.explain().codes == ("waiting-children", "paused", "no-worker")
+    assert waiting.explain().codes == ("paused", "no-worker", "global-concurrency")
+    assert queue.explain().codes == ("paused", "no-worker", "global-concurrency")
+
+
+@pytest.mark.parametrize("field", ["timestamp", "opts", "atm", "processedOn", "pb", "bulltask:crashes", "defa", "deid"])
+def test_a_malformed_field_prevents_no_explanation(world: World, field: str) -> None:
+    world.register()
+    world.add(delay=60)
+    for value in ("1e999", "-", "[]", "\xff", ""):
+        world.redis.hset(world.keys.job("j"), field, value)
+        world.redis.hset(world.keys.meta, mapping={"max": value, "concurrency": value})
+        assert "delayed" in world.explain("j").codes
+    world.redis.zadd(world.keys.delayed, {"j": "inf"})
+    json.dumps(world.explain("j").to_json(), allow_nan=False)
 
 
 # Redis itself, and users who may not read everything.
