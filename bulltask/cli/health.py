@@ -3,54 +3,105 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from bulltask.cli.options import ExitCode, json_option
+from bulltask.cli.options import ExitCode, json_option, redis_options
 from bulltask.cli.terminal import echo, print_json
 from bulltask.worker.health import find_workers
 
-if TYPE_CHECKING:
-    from bulltask.worker.health import HealthPage
+if TYPE_CHECKING:  # imported late, because a probe starts often
+    from bulltask.transport.workers import WorkerState
 
 __all__ = ["health"]
 
+_Found = tuple[str, int, list[str]]
+"""A worker's id, its supervisor's pid, and what is wrong."""
 
-@click.command("health", short_help="Check whether the workers of this machine or container are healthy.")
+
+@click.command("health", short_help="Check whether workers are healthy.")
 @click.argument("check", type=click.Choice(["live", "ready"]), default="ready")
 @click.option("-w", "--worker", help="Only the worker with this id, or this --name.")
 @click.option("--pid", type=int, help="Only the worker whose supervisor has this process id.")
+@click.option("--redis", "by_redis", is_flag=True, help="Ask Redis (-A or -b) about workers on any machine instead.")
+@redis_options
 @json_option
 @click.pass_context
-def health(ctx: click.Context, /, *, check: str, worker: str | None, pid: int | None, as_json: bool) -> None:
+def health(
+    ctx: click.Context,
+    /,
+    *,
+    check: str,
+    worker: str | None,
+    pid: int | None,
+    by_redis: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Check the workers of this machine or container: exit code 0 if all are healthy, 1 if not, 69 if there is none.
 
     live: the supervisor makes progress, whatever Redis and the tasks do. ready: the worker can take jobs now.
-    Neither loads an app nor connects to Redis: the command reads the worker's shared memory.
+    Without --redis, no app is loaded, and Redis is not asked: the command reads the workers' shared memory.
+
+    With --redis, a worker that has written no state for 15 s does not exist.
     """
-    if sys.platform != "linux":
+    if not by_redis and sys.platform != "linux":
         raise click.ClickException("this needs Linux: ask /livez or /readyz of the worker's metrics port instead")
-    pages = [page for page in find_workers() if _is_meant(page, worker, pid)]
-    found = {page: page.not_alive() if check == "live" else page.not_ready() for page in pages}
+    is_live = check == "live"
+    found = [
+        (worker_id, its_pid, problems)
+        for worker_id, its_pid, problems in (_in_redis(ctx, options, is_live) if by_redis else _here(is_live))
+        if pid in {None, its_pid} and worker in {None, worker_id, worker_id.rpartition("@")[0] or None}
+    ]
+    code = ExitCode.ERROR if any(problems for _, _, problems in found) else ExitCode.DONE
     if not found:
-        echo("no worker of this user runs here" + (" with this name or pid" if worker or pid else ""), err=True)
+        where = "" if by_redis else " of this user on this machine"
+        echo(f"no worker{where}" + (" with this name or pid" if worker or pid else ""), err=True)
         code = ExitCode.NO_ANSWER
-    else:
-        code = ExitCode.ERROR if any(found.values()) else ExitCode.DONE
     if as_json:
         workers = [
-            {"id": page.worker_id, "pid": page.pid, "ok": not problems, "problems": problems}
-            for page, problems in found.items()
+            {"id": worker_id, "pid": its_pid, "ok": not problems, "problems": problems}
+            for worker_id, its_pid, problems in found
         ]
         print_json({"check": check, "ok": code == ExitCode.DONE, "workers": workers})
     else:
-        what = "alive" if check == "live" else "ready"
-        for page, problems in found.items():
-            echo(f"{page.worker_id}: {f'not {what}: ' if problems else what}{'; '.join(problems)}")
+        what = "alive" if is_live else "ready"
+        for worker_id, _, problems in found:
+            echo(f"{worker_id}: {f'not {what}: ' if problems else what}{'; '.join(problems)}")
     ctx.exit(code)
 
 
-def _is_meant(page: HealthPage, worker: str | None, pid: int | None) -> bool:
-    worker_id = page.worker_id
-    return pid in {None, page.pid} and worker in {None, worker_id, worker_id.rpartition("@")[0] or None}
+def _here(is_live: bool) -> Iterator[_Found]:
+    for page in find_workers():
+        yield page.worker_id, page.pid, page.not_alive() if is_live else page.not_ready()
+
+
+def _in_redis(ctx: click.Context, options: dict[str, Any], is_live: bool) -> Iterator[_Found]:
+    from bulltask.cli.app_loader import load_app_or_broker  # noqa: PLC0415
+    from bulltask.queue.overview import find_queues, read_fleet  # noqa: PLC0415
+    from bulltask.transport.call import QueueKeys  # noqa: PLC0415
+
+    app = load_app_or_broker(ctx, options)
+    try:
+        with app._broker.pool.client() as client:
+            client.connect()
+            prefix = app._config.prefix
+            names = find_queues(client, prefix, max_pages=0).names
+            fleet = read_fleet(client, [QueueKeys(prefix, name, name) for name in names], app._broker.clock.now_ms())
+    finally:
+        app.close()
+    for worker_id, state in sorted(fleet.states.items()):
+        if state is None or (state.is_short and not is_live):
+            yield worker_id, 0 if state is None else state.pid, ["its state cannot be read"]
+        else:
+            yield worker_id, state.pid, [] if is_live else _not_ready(state)
+
+
+def _not_ready(state: WorkerState) -> list[str]:
+    if state.state != "run":
+        return ["it is paused" if state.state == "paused" else "it is stopping"]
+    if any(child.state == "run" for child in state.children):
+        return []
+    return [f"none of its {state.concurrency} children runs jobs or waits for them"]

@@ -148,10 +148,15 @@ def test_a_paused_worker_is_alive_but_not_ready_and_says_what_resumes_it(harness
         "ok": True,
         "workers": [{"id": worker_id, "pid": worker.pid, "ok": True, "problems": []}],
     }
+    by_redis = ["--redis", "-b", harness.url, "-w", "paused-one"]
+    wait_until(lambda: "paused-one" in run(["health", "live", *by_redis]).output, 60, "its state in Redis")
+    assert run(["health", *by_redis]).output == f"{worker_id}: not ready: it is paused\n"
+    assert json_of(run(["health", "live", "--json", *by_redis]), "health") == shown
     worker.send(signal.SIGCONT)
+    wait_until(lambda: run(["health", *by_redis]).output == f"{worker_id}: ready\n", 60, "a worker that is ready")
     wait_until(lambda: run(["health", "ready", "--pid", str(worker.pid)]).exit_code == 0, 60, "a worker that is ready")
     assert worker.stop() == 0
-    assert run(["health", "live", "-w", "paused-one"]).exit_code == 69
+    assert [run(["health", "live", *where]).exit_code for where in (by_redis, by_redis[-2:])] == [69, 69]
 
 
 # ---- children -------------------------------------------------------------------------------------------------------
