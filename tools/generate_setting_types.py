@@ -33,6 +33,7 @@ TYPES: Final = {
     "parse_annotations": "Any",
     "parse_names": "str | Iterable[str]",
     "plain_text": "str",
+    "buckets": "str | Iterable[float]",
     "queue_name": "str",
     "queue_names": "Any",
     "rate_limits": "Any",

@@ -17,6 +17,7 @@ from dataclasses import field, fields
 from typing import Any, Final, NamedTuple
 
 from bulltask.config.parsers import (
+    JOB_BUCKETS,
     Annotations,
     Autoscale,
     Limits,
@@ -25,6 +26,7 @@ from bulltask.config.parsers import (
     TaskRate,
     accepted_serializers,
     autoscale,
+    buckets,
     choice,
     compression,
     cores,
@@ -750,6 +752,12 @@ class Config(PayloadSettings):
         "127.0.0.1",
         "Address that the metrics port listens on. Set it to 0.0.0.0 if Prometheus runs elsewhere.",
         Flag("--metrics-host", "Address to bind the metrics port to (default: 127.0.0.1)."),
+    )
+    metrics_buckets: tuple[float, ...] = setting(
+        "metrics_buckets",
+        buckets,
+        ",".join(f"{bound:g}" for bound in JOB_BUCKETS),
+        "Upper bounds of the histograms of wait and run times, in seconds.",
     )
     log_level: str = setting(
         "loglevel",

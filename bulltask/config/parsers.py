@@ -14,6 +14,8 @@ import json
 import re
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from math import inf
 from typing import Any, Final, NamedTuple, TypeVar
 
 from bulltask.config.process import usable_cores
@@ -25,6 +27,7 @@ from bulltask.jobs.names import EVERY_QUEUE, MAX_NAME, check_queue_name
 from bulltask.jobs.payloads import CLOUDPICKLE, JSON, KEY_BYTES, ZLIB, ZSTD, SecretKey
 
 __all__ = [
+    "JOB_BUCKETS",
     "SECRET_FILES",
     "Annotations",
     "Autoscale",
@@ -34,6 +37,7 @@ __all__ = [
     "TaskRate",
     "accepted_serializers",
     "autoscale",
+    "buckets",
     "choice",
     "compression",
     "cores",
@@ -128,6 +132,28 @@ def flag(value: Any, name: str) -> bool:
 def optional(parse: Parse) -> Parse:
     """Return a parser that also accepts ``None``, ``"none"`` and ``""``, and passes anything else to ``parse``."""
     return lambda value, name: None if value is None or str(value).lower() in {"", "none"} else parse(value, name)
+
+
+JOB_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+"""Default bounds of the wait and run times of jobs, in seconds."""
+_MAX_BUCKETS: Final = 50
+
+
+def buckets(value: Any, name: str) -> tuple[float, ...]:
+    """Return the bounds of a histogram in seconds, from a list of numbers or a comma-separated string."""
+    try:
+        bounds = tuple(float(part) for part in (value.split(",") if isinstance(value, str) else value))
+    except (TypeError, ValueError):
+        bounds = ()
+    if not 0 < len(bounds) <= _MAX_BUCKETS or bounds[0] <= 0 or bounds[-1] == inf or not _is_increasing(bounds):
+        raise ConfigError(
+            f"{name} must be up to {_MAX_BUCKETS} increasing numbers of seconds, such as 0.1,1,60, not {value!r:.200}"
+        )
+    return bounds
+
+
+def _is_increasing(numbers: Sequence[float]) -> bool:
+    return all(low < high for low, high in pairwise(numbers))
 
 
 def plain_text(value: Any, name: str) -> str:

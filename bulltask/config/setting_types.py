@@ -97,6 +97,7 @@ class SettingTypes:
     metrics_max_data_points: int | None
     metrics_port: int | None
     metrics_host: str
+    metrics_buckets: str | Iterable[float]
     loglevel: str
     worker_redirect_stdouts: bool
     worker_redirect_stdouts_level: str
@@ -364,6 +365,7 @@ class AppSettings(TypedDict, total=False):
     metrics_max_data_points: int | None
     metrics_port: int | None
     metrics_host: str
+    metrics_buckets: str | Iterable[float]
     loglevel: str
     worker_redirect_stdouts: bool
     worker_redirect_stdouts_level: str

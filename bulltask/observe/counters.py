@@ -24,15 +24,17 @@ from enum import IntEnum
 from functools import partial
 from typing import Final
 
+from bulltask.config.parsers import JOB_BUCKETS
 from bulltask.jobs.clock import value_class
 from bulltask.observe.bus import Bus
 from bulltask.observe.events import EVENTS
 
 __all__ = [
     "BUCKETS",
-    "JOB_BUCKETS",
+    "CRASH_CAUSES",
     "MAX_TASKS",
     "OTHER_TASKS",
+    "OUT_OF_MEMORY",
     "Histogram",
     "MetricsBlock",
     "MetricsListener",
@@ -46,12 +48,22 @@ __all__ = [
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """Upper bounds in seconds, as in ``prometheus_client``; one more bucket counts longer durations."""
 
-JOB_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
-"""The same for the wait and run times by task, unless ``metrics_buckets`` is set."""
-
 MAX_TASKS: Final = 200
 OTHER_TASKS: Final = "other"
 """The name under which all further tasks are counted together, as are jobs of unknown tasks."""
+
+_EXIT_REASONS: Final = (
+    "hard_memory_limit",
+    "unresponsive",
+    "signal",
+    "hard_limit",
+    "revoked",
+    "blocked_loop",
+    "exit_timeout",
+    "crashed",
+    "other",
+)
+"""Why children are replaced, besides the limits of a child."""
 
 FAILURE_REASONS: Final = ("transient_exhausted", "permanent", "unknown", "revoked", "crashed")
 """Why a job failed: the category of its error (``transient`` if no retry was left), or it crashed its process."""
@@ -62,7 +74,17 @@ _PID, _CONNECTION, _RECONNECTS, _EXITS = range(4)
 _CELL: Final = {
     name: at
     for at, name in enumerate(
-        ("completed", "retried", "stalled", "heartbeats", "heartbeat_failures", "skipped", *FAILURE_REASONS)
+        (
+            "completed",
+            "retried",
+            "stalled",
+            "heartbeats",
+            "heartbeat_failures",
+            "skipped",
+            "task_limited",
+            "queue_limited",
+            *FAILURE_REASONS,
+        )
     )
 }
 """The cells of a queue's counters, which its histograms follow."""
@@ -85,6 +107,22 @@ _NOTE_CELLS: Final = 1 + 6
 # The cells of a task in a queue: which task and queue, the outcomes of attempts, then the run and wait times.
 _TASK_STATUS: Final = {"completed": 1, "retried": 2, "failed": 3}
 _TASK_RUN: Final = 4
+
+CRASH_CAUSES: Final = (
+    "out_of_memory",
+    "SIGKILL",
+    "SIGSEGV",
+    "SIGABRT",
+    "SIGBUS",
+    "SIGFPE",
+    "SIGILL",
+    "SIGTERM",
+    "exit_code",
+    "other",
+)
+"""Why children died unexpectedly: killed by the kernel because memory was used up, a signal, or an exit code."""
+OUT_OF_MEMORY: Final = "SIGKILL (out of memory)"
+"""The exit reason of a child that the kernel has killed because memory was used up."""
 
 _CONNECTED: Final = 1.0
 _DISCONNECTED: Final = 2.0  # 0: not connected yet
@@ -112,6 +150,8 @@ class QueueTotals:
     heartbeats: int
     heartbeat_failures: int
     skipped: int
+    task_limited: int
+    queue_limited: int
     durations: Histogram
     """Durations of all attempts."""
     lock_renewals: Histogram
@@ -187,7 +227,7 @@ class MetricsMemory:
         if blocks < 1 or len(set(self.queues)) != len(self.queues):
             raise ValueError(f"metrics need at least one block, and each queue once: {blocks=}, {queues=}")
         limits = (limit.name.lower() for limit in child_limits if limit)
-        exit_reasons = (*limits, "hard_memory_limit", "unresponsive", "signal", "cancelled", "crashed")
+        exit_reasons = (*limits, *_EXIT_REASONS)
         self._layout = _Layout(self.queues, exit_reasons, (OTHER_TASKS, *tasks[:MAX_TASKS]), slots, tuple(buckets))
         self._block_cells = self._layout.cells
         size = self._block_cells * blocks * _CELL_BYTES
@@ -243,6 +283,16 @@ class MetricsMemory:
         """Return the number of children that have been replaced so far, by the reason."""
         return {reason: int(sum(self._column(_EXITS + at))) for at, reason in enumerate(self._layout.exit_reasons)}
 
+    def crashes(self) -> Mapping[str, int]:
+        """Return the number of children that have died unexpectedly so far, by `CRASH_CAUSES`."""
+        first = self._layout.crashes_at
+        return {cause: int(sum(self._column(first + at))) for at, cause in enumerate(CRASH_CAUSES)}
+
+    def pids(self) -> Mapping[str, int]:
+        """Return the pids of running processes: ``"supervisor"``, or the index of a child."""
+        pids = map(int, self._column(_PID))
+        return {str(at - 1) if at else "supervisor": pid for at, pid in enumerate(pids) if _is_running(pid)}
+
     def connected(self) -> bool:
         """Return False if a running process has lost its connection to Redis."""
         states = zip(self._column(_PID), self._column(_CONNECTION), strict=True)
@@ -283,7 +333,8 @@ class _Layout:
         self.slots = slots
         self.buckets = buckets
         histogram_cells = 1 + len(buckets) + 1
-        self.journal_at = _EXITS + len(exit_reasons)
+        self.crashes_at = _EXITS + len(exit_reasons)
+        self.journal_at = self.crashes_at + len(CRASH_CAUSES)
         self.notes_at = self.journal_at + _JOURNAL_CELLS
         self.queues_at = self.notes_at + _NOTE_CELLS * slots
         self.tasks_at = self.queues_at + _QUEUE_CELLS * len(queues)
@@ -322,7 +373,7 @@ class MetricsBlock:
         self._first = {name: layout.queues_at + _QUEUE_CELLS * at for at, name in enumerate(layout.queues)}
         self._queue_index = {name: at for at, name in enumerate(layout.queues)}
         self._task_index = {name: at for at, name in enumerate(layout.tasks)}
-        self._places: dict[int, int] = {}
+        self._places: dict[tuple[str, str], int] = {}
         self._lock = threading.Lock()  # += on shared memory takes three steps, so threads would lose counts
 
     def enter(self) -> None:
@@ -339,7 +390,7 @@ class MetricsBlock:
     def waited(self, queue: str, task: str, wait_ms: float) -> None:
         """Count how long a job has waited for its first start."""
         seconds = wait_ms / 1000 if wait_ms > 0 else 0.0
-        first = self._task_place(queue, task) + self._layout.task_wait
+        first = (self._places.get((queue, task)) or self._find_place(queue, task)) + self._layout.task_wait
         bucket = first + 1 + bisect_left(self._layout.buckets, seconds)
         with self._lock:
             self._cells[bucket] += 1
@@ -359,7 +410,7 @@ class MetricsBlock:
     def ended(self, slot: int | None, queue: str, task: str, counter: str, ms: float) -> None:
         """Count an attempt whose outcome Redis has stored, and its run time, and clear the note of its slot."""
         layout, cells, seconds = self._layout, self._cells, ms / 1000
-        first, place = self._first[queue], self._task_place(queue, task)
+        first, place = self._first[queue], self._places.get((queue, task)) or self._find_place(queue, task)
         total, bucket = first + _DURATIONS, first + _DURATIONS + 1 + bisect_left(BUCKETS, seconds)
         count, status = first + _CELL[counter], place + _TASK_STATUS.get(counter, 3)
         run, run_bucket = place + _TASK_RUN, place + _TASK_RUN + 1 + bisect_left(layout.buckets, seconds)
@@ -401,25 +452,21 @@ class MetricsBlock:
                 cells[at] = 0.0
         return notes
 
-    def _task_place(self, queue: str, task: str) -> int:
+    def _find_place(self, queue: str, task: str) -> int:
         """Return the first cell of a task's counters in a queue."""
-        layout, queue_index = self._layout, self._queue_index[queue]
-        key = queue_index * len(layout.tasks) + self._task_index.get(task, 0)
-        place = self._places.get(key)
-        return self._find_place(key, queue_index) if place is None else place
-
-    def _find_place(self, key: int, queue_index: int) -> int:
-        layout, cells = self._layout, self._cells
+        layout, cells, queue_index = self._layout, self._cells, self._queue_index[queue]
         place = layout.tasks_at + layout.task_cells * queue_index
-        if key % len(layout.tasks):
-            with self._lock:
-                for first in layout.dynamic_places():
-                    if not cells[first]:
-                        cells[first] = float(key)
-                    if cells[first] == key:
-                        place = first
-                        break
-        self._places[key] = place
+        if not (task_index := self._task_index.get(task, 0)):
+            return place  # not cached: there may be any number of names
+        key = queue_index * len(layout.tasks) + task_index
+        with self._lock:
+            for first in layout.dynamic_places():
+                if not cells[first]:
+                    cells[first] = float(key)
+                if cells[first] == key:
+                    place = first
+                    break
+        self._places[queue, task] = place
         return place
 
     # ---- other events ----
@@ -441,7 +488,16 @@ class MetricsBlock:
     def child_replaced(self, reason: str) -> None:
         """Count a child that is replaced, by the reason."""
         with self._lock:
-            self._cells[self._exits[reason]] += 1
+            self._cells[self._exits.get(reason, self._exits["other"])] += 1
+
+    def child_crashed(self, exit_reason: str) -> None:
+        """Count a child that died unexpectedly, as a replaced one, and by the cause."""
+        self.child_replaced("crashed")
+        cause = "out_of_memory" if exit_reason == OUT_OF_MEMORY else exit_reason
+        if cause not in CRASH_CAUSES:
+            cause = "exit_code" if exit_reason.startswith("exit code") else "other"
+        with self._lock:
+            self._cells[self._layout.crashes_at + CRASH_CAUSES.index(cause)] += 1
 
     def set_connected(self, connected: bool) -> None:
         """Record whether this process can reach Redis."""

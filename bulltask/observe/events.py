@@ -174,6 +174,8 @@ def _fields_of(kind: type[Event]) -> Fields:
 
 _NATIVE_CRASH: Final = "Native code crashed: run the task alone with python -X faulthandler"
 _EXIT_HINTS: Final = {
+    "SIGKILL (out of memory)": "The kernel killed it because memory was used up: lower --concurrency, raise the "
+    "container's memory limit, or move memory-hungry jobs to a separate queue",
     "SIGKILL": "Probably the OOM killer: check dmesg or the container's memory limit, lower --concurrency, or "
     "move memory-hungry jobs to a separate queue",
     "SIGSEGV": _NATIVE_CRASH,
@@ -286,7 +288,7 @@ class JobRetried(ChildEvent):
     """The exception from the task."""
 
 
-@event("Job throttled", DEBUG)
+@event("Job throttled", DEBUG, count=lambda block, e: block.add(e.queue, "task_limited"))
 class JobThrottled(ChildEvent):
     """The job's task has reached its ``rate_limit``, so the job is delayed until its turn. No attempt has started."""
 
@@ -714,7 +716,7 @@ class ChildStarted(Event):
     "Child died",
     WARNING,
     hint=lambda e: _EXIT_HINTS.get(e.exit_reason, ""),
-    count=lambda block, _: block.child_replaced("crashed"),
+    count=lambda block, e: block.child_crashed(e.exit_reason),
 )
 class ChildDied(Event):
     """A child process died unexpectedly."""
@@ -722,7 +724,7 @@ class ChildDied(Event):
     index: int
     pid: int
     exit_reason: str
-    """``"SIGKILL"``, ``"exit code 3"`` …"""
+    """``"SIGKILL"``, ``"SIGKILL (out of memory)"``, ``"exit code 3"`` …"""
     jobs: int
     """Number of its jobs."""
 
@@ -731,9 +733,7 @@ class ChildDied(Event):
     "Child killed",
     WARNING,
     hint=lambda e: _KILL_HINTS.get(e.reason, _CANCEL_HINT),
-    count=lambda block, e: block.child_replaced(
-        e.reason if e.reason in {"hard_memory_limit", "unresponsive"} else "cancelled"
-    ),
+    count=lambda block, e: block.child_replaced(e.reason),
 )
 class ChildKilled(Event):
     """The supervisor killed a child; the child is replaced.

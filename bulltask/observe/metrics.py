@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: :class:`MetricsCollector` reads the counters, :func:`run_exporter` serves them.
+"""Metrics for Prometheus: their declarations, :class:`MetricsCollector`, and :func:`run_exporter`, which serves them.
 
 The exporter is a forked process, so that a slow scrape never delays the supervisor. This module is imported only if
 metrics are enabled, because it loads ``prometheus_client``.
@@ -7,14 +7,17 @@ metrics are enabled, because it loads ``prometheus_client``.
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import socket
 import socketserver
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -22,118 +25,303 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from bulltask.config.process import die_with_parent
+from bulltask.config.process import die_with_parent, memory_kib
+from bulltask.jobs.clock import mono_s
 from bulltask.jobs.errors import ConfigError
-from bulltask.observe.counters import BUCKETS, Histogram, MetricsMemory, QueueTotals
+from bulltask.observe.counters import BUCKETS, Histogram, MetricsMemory
 from bulltask.observe.http_requests import LOCAL_HOSTS, RequestDeadline, host_of
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-__all__ = ["MetricsCollector", "QueueLengths", "bind", "run_exporter"]
+__all__ = [
+    "METRICS",
+    "MetricDeclaration",
+    "MetricsCollector",
+    "QueueReadings",
+    "QueuesCollector",
+    "bind",
+    "run_exporter",
+]
 
-QueueLengths = Callable[[], Mapping[str, Mapping[str, int]]]
-"""Reads from Redis how many jobs each queue has in each state (``wait``, ``active``, …)."""
 
-_BOUNDS = (*map(floatToGoString, BUCKETS), "+Inf")
+@dataclass(frozen=True, slots=True)
+class MetricDeclaration:
+    """A metric: its type, which is ``counter``, ``gauge`` or ``histogram``, its help text and its labels."""
+
+    type: str
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+_Declared = MetricDeclaration
+
+OF_WORKERS: Final[Mapping[str, MetricDeclaration]] = {
+    "bulltask_attempts_total": _Declared("counter", "Attempts that have ended", ("queue", "task", "status")),
+    "bulltask_task_run_seconds": _Declared("histogram", "Run time of attempts", ("queue", "task")),
+    "bulltask_queue_wait_seconds": _Declared(
+        "histogram", "Time from when a job could run until its first attempt started", ("queue", "task")
+    ),
+    "bulltask_rate_limit_waits_total": _Declared(
+        "counter", "Times that a rate limit of a task or queue made a job or a child wait", ("queue", "limit")
+    ),
+    "bulltask_slots": _Declared("gauge", "Jobs that the running children can run at a time"),
+    "bulltask_slots_busy": _Declared("gauge", "Jobs that the children are running"),
+    "bulltask_children": _Declared("gauge", "Running child processes"),
+    "bulltask_children_replaced_total": _Declared("counter", "Child processes that were replaced", ("reason",)),
+    "bulltask_child_crashes_total": _Declared("counter", "Child processes that died unexpectedly", ("cause",)),
+    "bulltask_process_resident_memory_bytes": _Declared("gauge", "Resident memory (RSS) of a process", ("process",)),
+    "bulltask_process_cpu_seconds_total": _Declared("counter", "CPU time of a process", ("process",)),
+    "bulltask_build_info": _Declared("gauge", "1; the versions are in the labels", ("version", "python")),
+    "bullmq_jobs_processed_total": _Declared("counter", "Attempts by outcome", ("queue", "status")),
+    "bullmq_jobs_failed_total": _Declared("counter", "Failed jobs, by reason", ("queue", "reason")),
+    "bullmq_job_duration_seconds": _Declared("histogram", "Duration of attempts, for every outcome", ("queue",)),
+    "bullmq_lock_extend_duration_seconds": _Declared("histogram", "Duration of the calls that renew locks", ("queue",)),
+    "bullmq_stalled_jobs_total": _Declared("counter", "Jobs that were recovered after their process died", ("queue",)),
+    "bullmq_heartbeat_success_total": _Declared("counter", "Locks renewed", ("queue",)),
+    "bullmq_heartbeat_failure_total": _Declared("counter", "Locks that could not be renewed", ("queue",)),
+    "bullmq_stalled_checker_skipped_total": _Declared(
+        "counter", "Stalled checks skipped because the previous one was still running", ("queue",)
+    ),
+    "bullmq_queue_length": _Declared("gauge", "Jobs in each state", ("queue", "state")),
+    "bullmq_active_workers": _Declared(
+        "gauge", "Running child processes, which serve all queues of the worker", ("queue", "worker_id")
+    ),
+    "bullmq_children_replaced_total": _Declared(
+        "counter", "Child processes that were replaced, by reason", ("reason",)
+    ),
+    "bullmq_redis_connection_status": _Declared("gauge", "1 for the current status, 0 for the other one", ("status",)),
+    "bullmq_redis_reconnect_attempts_total": _Declared("counter", "Attempts to reconnect to Redis"),
+}
+"""The metrics that only workers have. Those that begin with ``bullmq_`` are the first ones; their names remain."""
+
+OF_QUEUES: Final[Mapping[str, MetricDeclaration]] = {
+    "bulltask_queue_jobs": _Declared("gauge", "Jobs in each state", ("queue", "state")),
+    "bulltask_queue_oldest_waiting_seconds": _Declared(
+        "gauge", "How long the oldest of the jobs that are next has been waiting", ("queue",)
+    ),
+    "bulltask_queue_due_delayed_jobs": _Declared(
+        "gauge", "Delayed jobs that are due, but that no worker has asked for", ("queue",)
+    ),
+    "bulltask_queue_scheduler_lag_seconds": _Declared(
+        "gauge", "How long the next job of a job scheduler is overdue", ("queue",)
+    ),
+    "bulltask_queue_paused": _Declared("gauge", "1 if the queue is paused", ("queue",)),
+    "bulltask_queue_workers": _Declared("gauge", "Workers of bulltask that process the queue", ("queue",)),
+}
+"""The metrics of queues, which workers have for their own queues, and ``bulltask exporter`` for all."""
+
+OF_EXPORTER: Final[Mapping[str, MetricDeclaration]] = {
+    "bulltask_exporter_redis_up": _Declared("gauge", "1 if the exporter could read the queues"),
+    "bulltask_exporter_queues": _Declared("gauge", "Queues that the exporter has found"),
+    "bulltask_exporter_read_seconds": _Declared("gauge", "How long the last reading of the queues took"),
+}
+"""The metrics that only ``bulltask exporter`` has."""
+
+METRICS: Final[Mapping[str, MetricDeclaration]] = {**OF_WORKERS, **OF_QUEUES, **OF_EXPORTER}
+"""All metrics."""
+
+
+class QueueReading(Protocol):
+    """What Redis says about a queue: see :class:`bulltask.transport.queue_readings.QueueReading`."""
+
+    @property
+    def jobs(self) -> Mapping[str, int]: ...
+    @property
+    def oldest_ms(self) -> int: ...
+    @property
+    def due(self) -> int: ...
+    @property
+    def scheduler_lag_ms(self) -> int: ...
+    @property
+    def is_paused(self) -> bool: ...
+    @property
+    def workers(self) -> int: ...
+
+
+QueueReadings = Callable[[], Mapping[str, QueueReading]]
+"""Reads the queues from Redis."""
+
+
+class _Families:
+    """The families of one scrape, in the order of their declarations."""
+
+    def __init__(self, declared: Mapping[str, MetricDeclaration]) -> None:
+        kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
+        self._families: dict[str, Any] = {
+            name: kinds[metric.type](name, metric.help, labels=metric.labels) for name, metric in declared.items()
+        }
+
+    def add(self, name: str, value: float, *labels: str) -> None:
+        self._families[name].add_metric(labels, value)
+
+    def add_histogram(self, name: str, histogram: Histogram, bounds: Sequence[float], *labels: str) -> None:
+        texts = (*map(floatToGoString, bounds), "+Inf")
+        self._families[name].add_metric(labels, list(zip(texts, histogram.buckets, strict=True)), histogram.seconds)
+
+    def add_queues(self, readings: Mapping[str, QueueReading]) -> None:
+        for queue, reading in readings.items():
+            for state, count in reading.jobs.items():
+                self.add("bulltask_queue_jobs", count, queue, state)
+            self.add("bulltask_queue_oldest_waiting_seconds", reading.oldest_ms / 1000, queue)
+            self.add("bulltask_queue_due_delayed_jobs", reading.due, queue)
+            self.add("bulltask_queue_scheduler_lag_seconds", reading.scheduler_lag_ms / 1000, queue)
+            self.add("bulltask_queue_paused", reading.is_paused, queue)
+            self.add("bulltask_queue_workers", reading.workers, queue)
+
+    def add_build_info(self) -> None:
+        self.add("bulltask_build_info", 1, version("bulltask"), platform.python_version())
+
+    def __iter__(self) -> Iterator[Metric]:
+        return iter(self._families.values())
+
+
+_CANCELLED: Final = ("hard_limit", "revoked", "blocked_loop", "exit_timeout", "other")
 
 
 class MetricsCollector(Collector):
-    """Collects the metrics of one scrape.
+    """Collects the metrics of one scrape of a worker.
 
-    ``queue_lengths`` is called once per scrape, never by two threads at a time. If it raises, the scrape has no lengths
-    and reports the connection as lost.
+    Args:
+        read_queues: Called once per scrape, never by two threads at a time. If it raises, the scrape has no metrics of
+            queues and reports the connection as lost.
+        slots: Returns how many jobs the running children can run at a time, and how many they are running.
     """
 
-    def __init__(self, memory: MetricsMemory, worker_id: str, queue_lengths: QueueLengths) -> None:
+    def __init__(
+        self,
+        memory: MetricsMemory,
+        worker_id: str,
+        read_queues: QueueReadings,
+        slots: Callable[[], tuple[int, int]] = lambda: (0, 0),
+    ) -> None:
         self._memory = memory
         self._worker_id = worker_id
-        self._queue_lengths = queue_lengths
+        self._read_queues = read_queues
+        self._slots = slots
         self._one_scrape = threading.Lock()
 
     def collect(self) -> Iterable[Metric]:
         """Return the current metrics; every queue and status is present from the start, with the value 0."""
         with self._one_scrape:
-            return [*self._jobs(self._memory.totals()), *self._connections()]
+            families = _Families({**OF_WORKERS, **OF_QUEUES})
+            self._add_jobs(families)
+            self._add_processes(families)
+            self._add_connections(families)
+            return families
 
-    def _jobs(self, totals: Mapping[str, QueueTotals]) -> Iterator[Metric]:
-        processed = CounterMetricFamily(
-            "bullmq_jobs_processed_total", "Attempts by outcome", labels=("queue", "status")
-        )
-        failed = CounterMetricFamily("bullmq_jobs_failed_total", "Failed jobs, by reason", labels=("queue", "reason"))
-        for queue, total in totals.items():
-            processed.add_metric((queue, "completed"), total.completed)
-            processed.add_metric((queue, "failed"), total.failed)
-            processed.add_metric((queue, "retried"), total.retried)
+    def _add_jobs(self, families: _Families) -> None:
+        for queue, total in self._memory.totals().items():
+            for status, count in (
+                ("completed", total.completed), ("failed", total.failed), ("retried", total.retried)
+            ):  # fmt: skip
+                families.add("bullmq_jobs_processed_total", count, queue, status)
             for reason, count in total.failed_by.items():
-                failed.add_metric((queue, reason), count)
-        yield processed
-        yield failed
-        for name, help_text, part in (
-            ("bullmq_job_duration_seconds", "Duration of attempts, for every outcome", attrgetter("durations")),
-            (
-                "bullmq_lock_extend_duration_seconds",
-                "Duration of the calls that renew locks",
-                attrgetter("lock_renewals"),
-            ),
-        ):
-            yield _histograms(name, help_text, {queue: part(total) for queue, total in totals.items()})
-        for name, help_text, value in (
-            ("bullmq_stalled_jobs_total", "Jobs that were recovered after their process died", attrgetter("stalled")),
-            ("bullmq_heartbeat_success_total", "Locks renewed", attrgetter("heartbeats")),
-            ("bullmq_heartbeat_failure_total", "Locks that could not be renewed", attrgetter("heartbeat_failures")),
-            (
-                "bullmq_stalled_checker_skipped_total",
-                "Stalled checks skipped because the previous one was still running",
-                attrgetter("skipped"),
-            ),
-        ):
-            family = CounterMetricFamily(name, help_text, labels=("queue",))
-            for queue, total in totals.items():
-                family.add_metric((queue,), value(total))
-            yield family
+                families.add("bullmq_jobs_failed_total", count, queue, reason)
+            families.add_histogram("bullmq_job_duration_seconds", total.durations, BUCKETS, queue)
+            families.add_histogram("bullmq_lock_extend_duration_seconds", total.lock_renewals, BUCKETS, queue)
+            families.add("bullmq_stalled_jobs_total", total.stalled, queue)
+            families.add("bullmq_heartbeat_success_total", total.heartbeats, queue)
+            families.add("bullmq_heartbeat_failure_total", total.heartbeat_failures, queue)
+            families.add("bullmq_stalled_checker_skipped_total", total.skipped, queue)
+            families.add("bulltask_rate_limit_waits_total", total.task_limited, queue, "task")
+            families.add("bulltask_rate_limit_waits_total", total.queue_limited, queue, "queue")
+        buckets = self._memory.buckets
+        for (queue, task), of_task in self._memory.task_totals().items():
+            for status in ("completed", "failed", "retried"):
+                families.add("bulltask_attempts_total", getattr(of_task, status), queue, task, status)
+            families.add_histogram("bulltask_task_run_seconds", of_task.run, buckets, queue, task)
+            families.add_histogram("bulltask_queue_wait_seconds", of_task.wait, buckets, queue, task)
 
-    def _connections(self) -> Iterator[Metric]:
-        lengths = GaugeMetricFamily("bullmq_queue_length", "Jobs in each state", labels=("queue", "state"))
+    def _add_processes(self, families: _Families) -> None:
+        memory = self._memory
+        children, (slots, busy) = memory.live_children(), self._slots()
+        for queue in memory.queues:
+            families.add("bullmq_active_workers", children, queue, self._worker_id)
+        families.add("bulltask_children", children)
+        families.add("bulltask_slots", slots)
+        families.add("bulltask_slots_busy", busy)
+        exits = dict(memory.exits())
+        for reason, count in exits.items():
+            families.add("bulltask_children_replaced_total", count, reason)
+        cancelled = sum(
+            exits.pop(reason) for reason in ("hard_limit", "revoked", "blocked_loop", "exit_timeout", "other")
+        )
+        for reason, count in {**exits, "cancelled": cancelled}.items():
+            families.add("bullmq_children_replaced_total", count, reason)
+        for cause, count in memory.crashes().items():
+            families.add("bulltask_child_crashes_total", count, cause)
+        for name, pid in memory.pids().items():
+            with suppress(OSError):  # it has just exited
+                families.add("bulltask_process_resident_memory_bytes", memory_kib(pid) * 1024, name)
+                families.add("bulltask_process_cpu_seconds_total", _cpu_seconds(pid), name)
+        families.add_build_info()
+
+    def _add_connections(self, families: _Families) -> None:
         connected = self._memory.connected()
         try:
-            for queue, states in self._queue_lengths().items():
-                for state, length in states.items():
-                    lengths.add_metric((queue, state), length)
+            readings = self._read_queues()
         except Exception:  # noqa: BLE001 - without Redis the counters and the connection status are still reported
             connected = False
-        yield lengths
-        workers = GaugeMetricFamily(
-            "bullmq_active_workers",
-            "Running child processes, which serve all queues of the worker",
-            labels=("queue", "worker_id"),
-        )
-        children = self._memory.live_children()
-        for queue in self._memory.queues:
-            workers.add_metric((queue, self._worker_id), children)
-        yield workers
-        replaced = CounterMetricFamily(
-            "bullmq_children_replaced_total", "Child processes that were replaced, by reason", labels=("reason",)
-        )
-        for reason, count in self._memory.exits().items():
-            replaced.add_metric((reason,), count)
-        yield replaced
-        status = GaugeMetricFamily(
-            "bullmq_redis_connection_status", "1 for the current status, 0 for the other one", labels=("status",)
-        )
-        status.add_metric(("connected",), connected)
-        status.add_metric(("disconnected",), not connected)
-        yield status
-        yield CounterMetricFamily(
-            "bullmq_redis_reconnect_attempts_total", "Attempts to reconnect to Redis", value=self._memory.reconnects()
-        )
+        else:
+            families.add_queues(readings)
+            for queue, reading in readings.items():
+                for state, count in reading.jobs.items():
+                    families.add("bullmq_queue_length", count, queue, state)
+        families.add("bullmq_redis_connection_status", connected, "connected")
+        families.add("bullmq_redis_connection_status", not connected, "disconnected")
+        families.add("bullmq_redis_reconnect_attempts_total", self._memory.reconnects())
 
 
-def _histograms(name: str, help_text: str, histograms: Mapping[str, Histogram]) -> Metric:
-    family = HistogramMetricFamily(name, help_text, labels=("queue",))
-    for queue, histogram in histograms.items():
-        family.add_metric((queue,), list(zip(_BOUNDS, histogram.buckets, strict=True)), histogram.seconds)
-    return family
+class QueuesCollector(Collector):
+    """Collects the metrics of one scrape of ``bulltask exporter``: all queues of a server.
+
+    Args:
+        read_queues: Reads the queues; called at most once in ``cache_s``. If it raises, the scrape has no metrics of
+            queues: a queue that is missing is not an empty one.
+    """
+
+    def __init__(self, read_queues: QueueReadings, cache_s: float) -> None:
+        self._read_queues = read_queues
+        self._cache_s = cache_s
+        self._next_read_s = 0.0
+        self._readings: Mapping[str, QueueReading] | None = None
+        self._took_s = 0.0
+        self._one_scrape = threading.Lock()
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the current metrics, or those of a few seconds ago."""
+        with self._one_scrape:
+            self._read()
+            families = _Families({**OF_QUEUES, **OF_EXPORTER, "bulltask_build_info": METRICS["bulltask_build_info"]})
+            families.add("bulltask_exporter_redis_up", self._readings is not None)
+            if self._readings is not None:
+                families.add("bulltask_exporter_queues", len(self._readings))
+                families.add_queues(self._readings)
+            families.add("bulltask_exporter_read_seconds", self._took_s)
+            families.add_build_info()
+            return families
+
+    def _read(self) -> None:
+        started_s = mono_s()
+        if started_s < self._next_read_s:
+            return
+        try:
+            self._readings = self._read_queues()
+        except Exception:  # noqa: BLE001 - reported by a metric
+            self._readings = None
+        ended_s = mono_s()
+        self._took_s, self._next_read_s = ended_s - started_s, ended_s + self._cache_s
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process so far; 0 on systems without ``/proc``."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:  # noqa: PTH123 - for each process
+            fields = stat.read().rpartition(")")[2].split()
+    except FileNotFoundError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 CLIENT_TIMEOUT_S = 10

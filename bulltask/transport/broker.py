@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from bulltask.config.config import Config
@@ -27,17 +27,14 @@ from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.operation import Operation
 from bulltask.transport.produce import Producer
 from bulltask.transport.results import FAILOVER_MS, RECHECK_MS, Results, StreamWatcher, revoke
-from bulltask.transport.scripts.queue import get_counts
 from bulltask.transport.streams import LONGEST_BLOCK_MS, SharedStream
 
 __all__ = [
-    "STATES",
     "Broker",
     "ScanStep",
     "ServerSettings",
     "count_runnable_jobs",
     "count_unfinished_jobs",
-    "queue_lengths",
     "read_queue_versions",
     "read_server_settings",
     "scan_all",
@@ -273,7 +270,6 @@ def _scan(
 
 _DELAYED_SCORES: Final = 4096
 """Number of scores of delayed jobs for each millisecond, as in BullMQ."""
-STATES: Final = ("wait", "active", "completed", "failed", "delayed", "prioritized", "waiting-children", "paused")
 
 
 @value_class
@@ -301,12 +297,6 @@ def read_server_settings(client: SyncClient) -> ServerSettings:
     fullest = min(known or nodes, key=lambda node: (node.max_clients or 0) - node.connected)
     version = min(node.version for node in nodes)
     return ServerSettings(version, eviction, fullest.max_clients, fullest.connected)
-
-
-def queue_lengths(client: SyncClient, queues: Sequence[QueueKeys]) -> Mapping[str, Mapping[str, int]]:
-    """Count each queue's jobs in each state, in one round trip; keyed by the queue's name in the app."""
-    counts = client.run_many([get_counts(keys, STATES) for keys in queues])
-    return {keys.queue: lengths for keys, lengths in zip(queues, counts, strict=True)}
 
 
 def count_runnable_jobs(client: SyncClient, queues: Sequence[QueueKeys], now_ms: int) -> int:

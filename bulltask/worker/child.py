@@ -338,8 +338,8 @@ def metrics_memory(app: App, queues: Sequence[str], children: int, fd: int | Non
     by_name = {task.name: task._options.queue for task in app.tasks.values()}
     # If there are too many tasks, those of other queues are counted together.
     tasks = sorted(by_name, key=lambda name: (by_name[name] not in {None, *queues}, name))
-    slots = slots_per_child(app)
-    return MetricsMemory(queues, children + 1, ChildLimit, fd, tasks=tasks, slots=slots)
+    slots, buckets = slots_per_child(app), app._config.metrics_buckets
+    return MetricsMemory(queues, children + 1, ChildLimit, fd, tasks=tasks, slots=slots, buckets=buckets)
 
 
 def child_bus(
@@ -416,6 +416,7 @@ def _assemble(plan: ChildPlan, bus: Bus, log: LogListener, counts: MetricsBlock 
     pool = SlotPool(plan.block.slots())
     child_limits = ChildLimits(config, plan.block, plan.index, bus, parent_pid)
     fetcher = JobFetcher(broker, plan.queues, bus, plan.worker_id, wakeup_pipe, plan.control, pool)
+    fetcher.counts = counts
     spark = SparkTaskRunner(app, job_client, renew, fetcher.close)
     threads = TaskThreads(config.threads)
     cancellation = Cancellation(plan.block, spark.interrupt, lambda: async_loop.running_loop())  # noqa: PLW0108 - defined below

@@ -23,7 +23,7 @@ from bulltask.config.config import Config
 from bulltask.config.process import BLOCKED_AT_START, CHILD_MARK, anonymous_file, fork_with_blocked_signals, memory_kib
 from bulltask.jobs.clock import mono_ms, value_class
 from bulltask.observe.bus import Bus
-from bulltask.observe.counters import NotedAttempt
+from bulltask.observe.counters import OUT_OF_MEMORY, NotedAttempt
 from bulltask.observe.events import ChildDied, ChildExited, ChildKilled, ChildStarted, StacksDumped
 from bulltask.worker.guard import HAS_PROC, end_group, mark_of
 from bulltask.worker.recovery import EndedAttempt, JobsOfDeadChild, KilledAttempt
@@ -425,6 +425,7 @@ class ChildPool:
         take_notes: Callable[[int], Sequence[NotedAttempt]] = lambda _index: (),
     ) -> None:
         self._take_notes = take_notes
+        self._oom_kills = OutOfMemoryKills()
         self._slots = slots
         self._launch = launch
         self._bus = bus
@@ -740,6 +741,9 @@ class ChildPool:
         block = self._slots.children[index]
         block.pid = 0
         exit_reason = child.exceeded_memory or child.loop_blocked or child.unresponsive or _exit_reason(status)
+        is_expected = child.stop_requested or child.killed_attempts
+        if exit_reason == "SIGKILL" and not is_expected and self._oom_kills.claim():
+            exit_reason = OUT_OF_MEMORY
         views = [view for view in (slot.read() for slot in child.slots) if view.state is not SlotState.FREE]
         tokens = tuple(view.token for view in views)
         running = frozenset(view.token for view in views if view.state is SlotState.ACTIVE)
@@ -855,6 +859,67 @@ def _request_stop(child: _Child) -> None:
 def _send(pid: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, number)
+
+
+_CLAIM_MS: Final = 1_000
+
+
+class OutOfMemoryKills:
+    """Tells whether the kernel has killed a child because memory was used up.
+
+    The kernel counts such kills for the control group of a process, or, without one, for the machine. It does not say
+    which process it has killed, so a kill is attributed to a child that died of ``KILL`` up to a second later.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path or next(filter(_counts_kills, _kill_counters()), None)
+        self._count = self._read()
+        self._unclaimed = 0
+        self._checked_ms = 0
+
+    def claim(self) -> bool:
+        """Return whether there was such a kill that has not been claimed yet."""
+        if mono_ms() - self._checked_ms > _CLAIM_MS:
+            self._unclaimed = 0
+        count, self._checked_ms = self._read(), mono_ms()
+        self._unclaimed += count - self._count
+        self._count = count
+        if self._unclaimed <= 0:
+            return False
+        self._unclaimed -= 1
+        return True
+
+    def _read(self) -> int:
+        return 0 if self._path is None else _kills_in(self._path) or 0
+
+
+def _kill_counters() -> Iterator[Path]:
+    """Yield the files that may contain the number of kills: of cgroups (version 2, then 1), then of the machine."""
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, group = line.split(":", 2)
+            if not controllers:
+                root, name = Path("/sys/fs/cgroup"), "memory.events"
+            elif "memory" in controllers.split(","):
+                root, name = Path("/sys/fs/cgroup/memory"), "memory.oom_control"
+            else:
+                continue
+            yield root / group.lstrip("/") / name
+            yield root / name  # the group's own root, in a container
+    yield Path("/proc/vmstat")
+
+
+def _counts_kills(path: Path) -> bool:
+    return _kills_in(path) is not None
+
+
+def _kills_in(path: Path) -> int | None:
+    with suppress(OSError, ValueError):
+        for line in path.read_text().splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    return None
 
 
 class MemoryCheck:

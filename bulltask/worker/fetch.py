@@ -18,6 +18,7 @@ from bulltask.jobs.codec import MAX_SAFE_INTEGER
 from bulltask.jobs.errors import BrokerError, BrokerUnavailableError, BulltaskError, Interrupt, JobError
 from bulltask.jobs.job import RunningJob
 from bulltask.observe.bus import Bus
+from bulltask.observe.counters import MetricsBlock
 from bulltask.observe.events import JobThrottled
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, Fetched, FetchedJob, NoJob, QueueKeys, SyncClient, command, text
@@ -412,6 +413,7 @@ class JobFetcher:
     Attributes:
         has_several_queues: Whether the next job may come from another queue.
         may_wait: Returns whether a job that the wait fetches could start.
+        counts: Where fetches that a queue's rate limit has stopped are counted, if metrics are on.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - the parts of a child that it connects
@@ -425,6 +427,7 @@ class JobFetcher:
         pool: SlotPool,
     ) -> None:
         self.pool = pool
+        self.counts: MetricsBlock | None = None
         self._clock = broker.clock
         self._config = broker.config
         self._control = control
@@ -686,6 +689,8 @@ class JobFetcher:
     ) -> AcquiredJob | None:
         """Return the job in a fetch's reply, and set its slot to ``state``; ``None`` if the queue had no job."""
         if isinstance(fetched, NoJob):
+            if fetched.limited_ms and self.counts is not None:
+                self.counts.add(self.round_robin.queues[index].queue, "queue_limited")
             self.round_robin.record_empty(index, fetched)
             return None
         keys, now_ms = self.round_robin.queues[index], mono_ms()

@@ -42,6 +42,8 @@ from bulltask.worker.slots import ExitCode, Slots
 if TYPE_CHECKING:
     import socket
 
+    from bulltask.observe.metrics import QueueReadings
+
 __all__ = [
     "GuardProcess",
     "HelperProcess",
@@ -359,7 +361,8 @@ class MetricsProcess(HelperProcess):
         config: Config,
         memory: MetricsMemory,
         worker_id: str,
-        queue_lengths: Callable[[], Mapping[str, Mapping[str, int]]],
+        read_queues: QueueReadings,
+        slots: Callable[[], tuple[int, int]],
         probes: Mapping[str, Callable[[], Sequence[str]]],
         close_inherited: Callable[[], None],
         logger: FilteringBoundLogger,
@@ -369,7 +372,8 @@ class MetricsProcess(HelperProcess):
         super().__init__(close_inherited, logger)
         self._memory = memory
         self._worker_id = worker_id
-        self._lengths = queue_lengths
+        self._read_queues = read_queues
+        self._slots = slots
         self._probes = probes
         self._socket: socket.socket = bind(config.metrics_host, config.metrics_port or 0)
 
@@ -386,7 +390,7 @@ class MetricsProcess(HelperProcess):
 
         listener = self._socket.dup()
         self._close_inherited()  # also the other copy of the socket
-        collector = MetricsCollector(self._memory, self._worker_id, self._lengths)
+        collector = MetricsCollector(self._memory, self._worker_id, self._read_queues, self._slots)
         run_exporter(listener, collector, parent_pid, self._probes)  # unblocks the signals once it has handlers
 
 

@@ -38,13 +38,14 @@ from bulltask.transport.broker import (
     ServerSettings,
     count_runnable_jobs,
     count_unfinished_jobs,
-    queue_lengths,
     read_queue_versions,
     read_server_settings,
 )
 from bulltask.transport.call import QueueKeys, SyncClient
+from bulltask.transport.operation import run_sync
 from bulltask.transport.permissions import CLUSTER, check_permissions, metrics_commands, worker_commands
 from bulltask.transport.produce import PROTOCOL_VERSION
+from bulltask.transport.queue_readings import read_queues
 from bulltask.transport.scripts.add import write_queue_meta
 from bulltask.worker.async_loop import jobs_per_child, slots_per_child
 from bulltask.worker.beat import Beat, BeatWorker, read_entries
@@ -77,7 +78,7 @@ from bulltask.worker.limits import Canceller, RevocationCheck, TimeLimitCheck
 from bulltask.worker.locks import Heartbeat, StalledCheck
 from bulltask.worker.orders import OrderCheck, Orders
 from bulltask.worker.recovery import Recovery, Takeover
-from bulltask.worker.slots import ExitCode, ProcessState, Slots, WakeupPipe
+from bulltask.worker.slots import HAS_JOB, ExitCode, ProcessState, Slots, SlotState, WakeupPipe
 from bulltask.worker.spark_tasks import missing_dependencies
 from bulltask.worker.spawned import SpawnSpec
 from bulltask.worker.supervisor import (
@@ -313,6 +314,7 @@ def default_queues(app: App) -> tuple[str, ...]:
 
 
 _STARTING_TURN_MS: Final = 1_000
+_BUSY: Final = HAS_JOB - {SlotState.PREFETCHED}
 
 
 class _Assembly:
@@ -718,6 +720,12 @@ class _Assembly:
             return None
         return metrics_memory(self.app, self.queues, self.max_children, self.metrics_fd)
 
+    def _slots_in_use(self) -> tuple[int, int]:
+        """Return how many jobs the running children can run at a time, and how many they are running."""
+        running = [block for block in self.slots.children if block.pid]
+        busy = sum(slot.state in _BUSY for block in running for slot in block.slots())
+        return len(running) * jobs_per_child(self.app), busy
+
     def _exporter(self) -> MetricsProcess | None:
         if self.memory is None:
             return None
@@ -726,7 +734,8 @@ class _Assembly:
             self.config,
             self.memory,
             self.worker_id,
-            lambda: queue_lengths(client, self.keys),
+            lambda: run_sync(client, read_queues(self.keys)),
+            self._slots_in_use,
             {"/livez": self.slots.health.not_alive, "/readyz": self.slots.health.not_ready},
             self._close_inherited,
             self.logger,

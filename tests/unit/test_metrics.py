@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,12 +20,14 @@ from bulltask.observe.counters import (
     BUCKETS,
     MAX_TASKS,
     OTHER_TASKS,
+    OUT_OF_MEMORY,
     MetricsListener,
     MetricsMemory,
     NotedAttempt,
     failure_counter,
 )
-from bulltask.observe.metrics import MetricsCollector
+from bulltask.observe.metrics import METRICS, OF_EXPORTER, MetricsCollector, QueueReadings, QueuesCollector
+from bulltask.transport.queue_readings import QueueReading
 from bulltask.worker.slots import ChildLimit
 
 WORKER = "node-1-12345-a1b2c3"
@@ -36,13 +40,13 @@ def attach_listener(memory: MetricsMemory, block: int) -> Bus:
     return bus
 
 
-def no_lengths() -> Mapping[str, Mapping[str, int]]:
+def no_queues() -> Mapping[str, QueueReading]:
     return {}
 
 
-def scrape(memory: MetricsMemory, lengths=no_lengths) -> dict[Sample, float]:
+def scrape(memory: MetricsMemory, read_queues: QueueReadings = no_queues) -> dict[Sample, float]:
     registry = CollectorRegistry()
-    registry.register(MetricsCollector(memory, WORKER, lengths))
+    registry.register(MetricsCollector(memory, WORKER, read_queues))
     families = text_string_to_metric_families(generate_latest(registry).decode())
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -51,13 +55,15 @@ def scrape(memory: MetricsMemory, lengths=no_lengths) -> dict[Sample, float]:
     }
 
 
-def test_metrics_have_the_expected_names_types_and_labels() -> None:
+def test_the_first_metrics_keep_their_names_types_and_labels() -> None:
     registry = CollectorRegistry()
-    lengths = {"mail": {"wait": 1}}
-    registry.register(MetricsCollector(MetricsMemory(["mail"], 1, ChildLimit), WORKER, lambda: lengths))
+    readings = {"mail": QueueReading(jobs={"wait": 1})}
+    registry.register(MetricsCollector(MetricsMemory(["mail"], 1, ChildLimit), WORKER, lambda: readings))
     families = list(text_string_to_metric_families(generate_latest(registry).decode()))
-    metrics = {family.name: (family.type, set(family.samples[0].labels) - {"le"}) for family in families}
-    assert metrics == {
+    metrics = {
+        family.name: (family.type, set(family.samples[0].labels) - {"le"}) for family in families if family.samples
+    }
+    assert {name: metric for name, metric in metrics.items() if name.startswith("bullmq_")} == {
         "bullmq_jobs_processed": ("counter", {"queue", "status"}),
         "bullmq_jobs_failed": ("counter", {"queue", "reason"}),
         "bullmq_job_duration_seconds": ("histogram", {"queue"}),
@@ -75,6 +81,14 @@ def test_metrics_have_the_expected_names_types_and_labels() -> None:
     # The parser removes "_total" from the names of counter families, but not from those of samples.
     names = {sample.name for family in families if family.type == "counter" for sample in family.samples}
     assert all(name.endswith("_total") for name in names)
+
+
+def test_declared_metrics_follow_the_conventions() -> None:
+    for name, metric in METRICS.items():
+        assert name.startswith(("bulltask_", "bullmq_"))
+        assert name.endswith("_total") == (metric.type == "counter")
+        assert not re.search("_ms|_millis|_kib|_minutes", name)
+        assert not {"worker_id", "pid", "job"} & set(metric.labels) or name == "bullmq_active_workers"
 
 
 def test_every_counter_is_zero_before_the_first_job() -> None:
@@ -292,16 +306,66 @@ def test_a_new_process_does_not_inherit_a_lost_connection() -> None:
     assert memory.connected()
 
 
-def test_queue_lengths_are_read_at_each_scrape() -> None:
+def test_queues_are_read_at_each_scrape() -> None:
     states = ("wait", "active", "completed", "failed", "delayed", "prioritized", "waiting-children", "paused")
-    lengths = {"mail": {state: number for number, state in enumerate(states)}}
-    samples = scrape(MetricsMemory(["mail"], 1, ChildLimit), lambda: lengths)
+    jobs = {state: number for number, state in enumerate(states)}
+    reading = QueueReading(jobs=jobs, oldest_ms=1500, due=2, scheduler_lag_ms=250, is_paused=True, workers=3)
+    samples, mail = scrape(MetricsMemory(["mail"], 1, ChildLimit), lambda: {"mail": reading}), ("queue", "mail")
     for number, state in enumerate(states):
-        assert samples["bullmq_queue_length", (("queue", "mail"), ("state", state))] == number
+        for name in ("bullmq_queue_length", "bulltask_queue_jobs"):
+            assert samples[name, (mail, ("state", state))] == number
+    assert samples["bulltask_queue_oldest_waiting_seconds", (mail,)] == 1.5
+    assert samples["bulltask_queue_due_delayed_jobs", (mail,)] == 2
+    assert samples["bulltask_queue_scheduler_lag_seconds", (mail,)] == 0.25
+    assert samples["bulltask_queue_paused", (mail,)] == 1
+    assert samples["bulltask_queue_workers", (mail,)] == 3
+
+
+def test_the_exporter_reads_the_queues_at_most_once_in_a_while_and_shows_no_queue_without_redis() -> None:
+    reads: list[int] = []
+
+    def read() -> Mapping[str, QueueReading]:
+        reads.append(1)
+        if len(reads) == 2:
+            raise ConnectionError("refused")
+        return {"mail": QueueReading(jobs={"wait": 7})}
+
+    def values(collector: QueuesCollector) -> dict[str, float]:
+        return {sample.name: sample.value for family in collector.collect() for sample in family.samples}
+
+    cached, uncached = QueuesCollector(read, 60), QueuesCollector(read, 0)
+    assert values(cached)["bulltask_queue_jobs"] == values(cached)["bulltask_queue_jobs"] == 7
+    assert len(reads) == 1
+    missing = values(uncached)
+    assert "bulltask_queue_jobs" not in missing
+    assert missing["bulltask_exporter_redis_up"] == 0
+    assert values(uncached)["bulltask_exporter_redis_up"] == 1
+
+
+def test_crashes_are_counted_by_cause() -> None:
+    memory = MetricsMemory(["mail"], 2, ChildLimit)
+    bus = attach_listener(memory, 0)
+    for exit_reason in ("SIGKILL", OUT_OF_MEMORY, OUT_OF_MEMORY, "SIGSEGV", "exit code 3", "exit code 4", "SIGUSR2"):
+        bus.emit(events.ChildDied(0, 4711, exit_reason, 1))
+    counted = {
+        dict(labels)["cause"]: value
+        for (name, labels), value in scrape(memory).items()
+        if name == "bulltask_child_crashes_total" and value
+    }
+    assert counted == {"SIGKILL": 1, "out_of_memory": 2, "SIGSEGV": 1, "exit_code": 2, "other": 1}
+
+
+def test_waits_for_rate_limits_are_counted() -> None:
+    memory = MetricsMemory(["mail"], 2, ChildLimit)
+    attach_listener(memory, 1).emit(events.JobThrottled("1", "mail", "t", 100))
+    memory.block(1).add("mail", "queue_limited")
+    samples = scrape(memory)
+    for limit in ("task", "queue"):
+        assert samples["bulltask_rate_limit_waits_total", (("limit", limit), ("queue", "mail"))] == 1
 
 
 def test_a_scrape_without_redis_contains_the_counters() -> None:
-    def unreachable() -> Mapping[str, Mapping[str, int]]:
+    def unreachable() -> Mapping[str, QueueReading]:
         raise ConnectionError("refused")
 
     memory = MetricsMemory(["mail"], 2, ChildLimit)
@@ -316,7 +380,7 @@ def test_concurrent_scrapes_read_queue_lengths_one_at_a_time() -> None:
     active, max_active = 0, 0
     change = threading.Lock()
 
-    def lengths() -> Mapping[str, Mapping[str, int]]:
+    def read_queues() -> Mapping[str, QueueReading]:
         nonlocal active, max_active
         with change:
             active += 1
@@ -326,7 +390,7 @@ def test_concurrent_scrapes_read_queue_lengths_one_at_a_time() -> None:
             active -= 1
         return {}
 
-    collector = MetricsCollector(MetricsMemory(["mail"], 1, ChildLimit), WORKER, lengths)
+    collector = MetricsCollector(MetricsMemory(["mail"], 1, ChildLimit), WORKER, read_queues)
     threads = [threading.Thread(target=collector.collect) for _ in range(5)]
     for thread in threads:
         thread.start()
@@ -404,7 +468,20 @@ def test_no_queue_name_can_forge_a_metric() -> None:
     evil = 'a"} 1\\\nforged_total{x="\u2028\u202e'
     memory = MetricsMemory([evil], 1, ChildLimit)
     memory.block(0).ended(None, evil, "t", "completed", 1.0)
-    samples = scrape(memory, lambda: {evil: {"wait": 3}})
+    samples = scrape(memory, lambda: {evil: QueueReading(jobs={"wait": 3})})
     assert {dict(labels)["queue"] for _, labels in samples if "queue" in dict(labels)} == {evil}
     assert samples["bullmq_queue_length", (("queue", evil), ("state", "wait"))] == 3
     assert not any(name.startswith("forged") for name, _ in samples)
+
+
+def test_the_documentation_lists_every_metric_with_its_type_and_labels() -> None:
+    text = (Path(__file__).parents[2] / "docs/how-to/observability.md").read_text()
+    documented = {
+        name: (kind, tuple(re.findall(r"\w+", labels)))
+        for names, kind, labels in re.findall(
+            r"^\| (`bull\w+`(?:, `bull\w+`)*) \| (\w+) \| (.*?) \|", text, re.MULTILINE
+        )
+        for name in re.findall(r"\w+", names)
+    }
+    exported = METRICS.keys() - OF_EXPORTER.keys()
+    assert documented == {name: (METRICS[name].type, METRICS[name].labels) for name in exported}

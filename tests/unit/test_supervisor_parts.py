@@ -24,6 +24,7 @@ from bulltask.worker.child_pool import (
     _MAX_BOOT_FAILURES,
     ChildBootError,
     ChildPool,
+    OutOfMemoryKills,
     choose_launcher,
     limit_native_threads,
 )
@@ -295,3 +296,20 @@ def test_the_stacks_of_a_child_that_does_not_write_them_are_read_after_a_second(
     assert collector.collect() == 20
     now_ms = 2_000
     assert collector.collect() is None
+
+
+@pytest.mark.parametrize("text", ["low 0\noom 1\noom_kill {}\n", "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"])
+def test_a_kill_by_the_kernel_is_claimed_once(tmp_path: Path, text: str) -> None:
+    counter = tmp_path / "memory.events"
+    counter.write_text(text.format(5))
+    kills = OutOfMemoryKills(counter)
+    assert not kills.claim()
+    counter.write_text(text.format(7))
+    assert [kills.claim() for _ in range(3)] == [True, True, False]
+    counter.unlink()
+    assert not kills.claim()
+
+
+def test_a_machine_without_a_counter_of_kills_has_none(tmp_path: Path) -> None:
+    assert not OutOfMemoryKills(tmp_path / "missing").claim()
+    OutOfMemoryKills().claim()  # this machine's

@@ -20,11 +20,11 @@ from bulltask.spark.sink import JobsWriter, TaskCommit, WriteCounts
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import WriteOptions, read_options
 from bulltask.testing.worker import wait_until
-from bulltask.transport.broker import STATES
 from bulltask.transport.call import Call
 from bulltask.transport.cluster import ClusterClient
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.operation import atomic
+from bulltask.transport.queue_readings import STATES
 from bulltask.transport.scripts.job import job_fields
 from bulltask.transport.scripts.queue import scan_queues, state_size
 from bulltask.transport.streams import last_id_of_range
