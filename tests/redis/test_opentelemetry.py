@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy
 from opentelemetry import baggage, context
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -18,10 +19,12 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
+from sqlalchemy import orm
 
 from bulltask import App, Context
 from bulltask.contrib.opentelemetry import BulltaskInstrumentor
 from bulltask.errors import RescheduleJob
+from bulltask.outbox.sqlalchemy import Outbox
 from bulltask.queue import FlowJob
 from bulltask.testing import InlineWorker, use_server
 from tests.support.payloads import ENCRYPTION_KEY
@@ -193,6 +196,40 @@ def test_an_attempt_that_only_ends_early_is_no_error(traced: Open) -> None:
     statuses = [span.status.status_code.name for span in runs]
     assert statuses == ["UNSET", "UNSET", "ERROR", "UNSET"]
     assert len({span.context.trace_id for span in runs if span.context}) == 1
+
+
+def test_a_retry_in_another_queue_continues_the_trace(traced: Open) -> None:
+    telemetry = traced()
+
+    @telemetry.app.task(name="move", bind=True, max_retries=1)
+    def move(self: Context) -> str:
+        if self.request.queue == "default":
+            self.retry(queue="other", countdown=0)
+        return self.request.queue
+
+    assert move.delay().get(timeout=5) == "other"
+    spans = telemetry.spans()
+    assert spans["process other"].parent.span_id == spans["add default.move"].context.span_id
+
+
+def test_a_call_in_an_outbox_has_the_context_of_the_transaction(traced: Open) -> None:
+    telemetry = traced()
+
+    @telemetry.app.task(name="run")
+    def run() -> None: ...
+
+    engine = sqlalchemy.create_engine("sqlite://", poolclass=sqlalchemy.StaticPool)
+    outbox = Outbox(telemetry.app, engine)
+    outbox.metadata.create_all(engine)
+    with orm.Session(engine) as session, telemetry.tracer.start_as_current_span("request"):
+        outbox.delay(session, run)
+        session.commit()
+    assert outbox.relay() == 1
+    telemetry.worker.run_jobs()
+    spans = telemetry.spans()
+    assert spans["process default"].parent.span_id == spans["add default.run"].context.span_id
+    assert spans["add default.run"].parent.span_id == spans["request"].context.span_id
+    engine.dispose()
 
 
 def test_neither_spans_nor_metrics_contain_data_of_an_encrypted_queue(traced: Open) -> None:
