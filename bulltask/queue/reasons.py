@@ -31,7 +31,7 @@ from bulltask.queue.context import QueueContext
 from bulltask.transport.call import AllNodesCall, Call, QueueKeys, command, text, texts
 from bulltask.transport.operation import Operation
 from bulltask.transport.scripts.move import CRASHES
-from bulltask.transport.scripts.queue import ClientRow, list_clients, queue_of_connection
+from bulltask.transport.scripts.queue import ClientRow, Pause, list_clients, queue_of_connection
 from bulltask.transport.workers import WorkerChild, WorkerJob, WorkerState, read_workers
 
 __all__ = ["REASONS", "Certainty", "Explanation", "Reason", "explain_job", "explain_queue", "traces", "unreachable"]
@@ -81,6 +81,7 @@ REASONS: Final[Mapping[str, str]] = {
     "no-worker": "no worker of the queue is connected",
     "workers-closing": "its workers are shutting down",
     "workers-paused": "its workers are paused, but not the queue",
+    "queue-cancelled": "its workers were told to fetch no jobs from this queue",
     "no-permits": "its workers have started as many jobs as `--max-jobs` allows",
     "no-children": "its workers have no child process that acquires jobs",
     "worker-silent": "a worker's supervisor is stopped, or hangs",
@@ -476,6 +477,7 @@ class _View:
         if clients is None or clients <= _MAX_CLIENTS:
             calls["clients"] = list_clients(keys.client_name(), f"{keys.prefix}:")
         if self._is_paused():
+            calls["pause note"] = command("GET", keys.pause_note, parse_reply=Pause.from_json)
             calls["events"] = command("XREVRANGE", keys.events, "+", "-", "COUNT", _EVENTS, parse_reply=_paused_ms)
         if self._is_maxed() or self._id is None:
             calls["holders"] = command("LRANGE", keys.active, -_SAMPLE, -1, parse_reply=texts)
@@ -674,12 +676,19 @@ class _View:
         resume = f"app.queue({queue!r}).resume()"
         both = replies.count("wait") > 0 and replies.count("paused") > 0
         if self._is_paused():
-            since_ms = replies["events"]
+            note: Pause | None = replies["pause note"]
+            since_ms = replies["events"] if note is None else note.at_ms
             since = f" since {_at(since_ms)}" if since_ms else ""
+            by = "" if note is None else f" by {note.by}"
             self._add(
                 "paused",
-                f"Queue {queue} is paused{since}: no worker acquires its jobs until it is resumed",
-                {**evidence, "meta.paused": codec.decode_text(meta[0]), "since": _iso(since_ms)},
+                f"Queue {queue} is paused{since}{by}: no worker acquires its jobs until it is resumed",
+                {
+                    **evidence,
+                    "meta.paused": codec.decode_text(meta[0]),
+                    "since": _iso(since_ms),
+                    "by": note and note.by,
+                },
                 resume,
             )
         if replies.count("paused") and (both or not self._is_paused()):
@@ -743,9 +752,11 @@ class _View:
         if not causes or not all(causes.values()):
             return
         total = len(causes)
+        queue, only = shlex.quote(self._queue), f" -d {shlex.quote(next(iter(causes)))}" if total == 1 else ""
         for code, what, command_line in (
             ("workers-closing", "shutting down", self._start_worker()),
-            ("workers-paused", "paused, though the queue is not", "kill -CONT PID"),
+            ("workers-paused", "paused, though the queue is not", f"bulltask control resume{only}"),
+            ("queue-cancelled", "told to fetch no jobs from it", f"bulltask control consume {queue}{only}"),
             ("no-permits", "at the number of jobs that --max-jobs allows", self._start_worker()),
             ("no-children", "without a child process that acquires jobs", self._start_worker()),
         ):
@@ -780,6 +791,7 @@ class _View:
         holds = {
             "workers-closing": state.state == "closing",
             "workers-paused": state.state == "paused",
+            "queue-cancelled": self._queue in state.cancelled,
             "no-permits": state.permits == 0,
             "no-children": not (state.is_short or children),
             "workers-busy": waits and not state.is_short and is_busy,
@@ -818,7 +830,7 @@ class _View:
                     for job, pid, worker in jobs[:_SAMPLE]
                 ],
             },
-            self._start_worker(),
+            "bulltask control grow" if len(states) > 1 else f"bulltask control grow -d {shlex.quote(states[0].id)}",
             "proved" if taken >= slots else "likely",
         )
 

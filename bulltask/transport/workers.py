@@ -110,6 +110,7 @@ class WorkerState:
         stalled_interval_ms: ``stalled_interval``; ``None`` if it does not look for stalled jobs.
         broker: The URL of Redis, without its password.
         batches: Its batch tasks: ``{"size": …, "wait_ms": …}``.
+        cancelled: Those of its queues from which it was told to fetch no jobs.
     """
 
     id: str
@@ -139,6 +140,7 @@ class WorkerState:
     stalled_interval_ms: int | None = None
     broker: str = ""
     batches: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    cancelled: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as JSON values; a short one without the fields that it does not know."""
@@ -158,7 +160,7 @@ class WorkerState:
                 _known(WorkerChild, {**child, "jobs": tuple(_known(WorkerJob, job) for job in child.get("jobs", ()))})
                 for child in stored.get("children", ())
             )
-            lists = {name: tuple(map(str, stored.get(name, ()))) for name in ("queues", "tasks")}
+            lists = {name: tuple(map(str, stored.get(name, ()))) for name in ("queues", "tasks", "cancelled")}
             state: WorkerState = _known(cls, {**stored, **lists, "children": children})
         except (TypeError, AttributeError) as exc:
             raise DecodeError(f"the state of a worker is malformed: {exc}") from exc

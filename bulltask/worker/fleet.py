@@ -353,7 +353,7 @@ class StateReport:
 
     def _status(self) -> tuple[object, ...]:
         children = tuple((block.pid, _child_state(block)) for block, _ in self._pool.blocks())
-        return self._run_state, self._pool.target, children
+        return self._run_state, self._pool.target, children, self._control.changes_number
 
     @property
     def _run_state(self) -> str:
@@ -408,6 +408,7 @@ class StateReport:
                 for _, slots in self._pool.blocks()
                 for slot in slots
             ),
+            cancelled=tuple(json.loads(self._control.changes())["cancelled"]) if self._control.changes_number else (),
             permits=None if self._max_jobs is None else max(0, self._max_jobs - self._control.jobs_started),
         )
 

@@ -18,6 +18,7 @@ SOURCE = """
 from bulltask.worker import fleet
 
 fleet._WRITE_MS, fleet._STATE_TTL_MS = 200, 1_000
+fleet.StateReport.interval_ms = 50
 
 @app.task(name="rated", rate_limit="1/h")
 def rated():
@@ -49,7 +50,7 @@ def wait_for(harness: WorkerHarness, job: AsyncResult[object], code: str, words:
 
 
 def test_the_reasons_of_a_real_worker(harness: WorkerHarness) -> None:
-    worker = harness.worker(SOURCE, children=1)
+    worker = harness.worker(SOURCE, children=1, options=["-Q", "default,other"])
     send: Callable[..., AsyncResult[object]] = harness.app.send_task
 
     send("rated")
@@ -73,6 +74,8 @@ def test_the_reasons_of_a_real_worker(harness: WorkerHarness) -> None:
     wait_for(harness, held, "running", f"running in child {worker.children[0]}")
     waiting = send("quick")
     assert f"{held.id} of queue default for " in wait_for(harness, waiting, "workers-busy").sentence
+    harness.app.control.cancel_consumer("default")
+    wait_for(harness, waiting, "queue-cancelled")
     worker.send(signal.SIGTSTP)
     wait_for(harness, waiting, "workers-paused")
     worker.send(signal.SIGSTOP)

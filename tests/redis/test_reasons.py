@@ -124,10 +124,17 @@ def case(code: str, words: str = "") -> Callable[[Case], Case]:
     return register
 
 
-@case("paused", r"Queue mail is paused since \d{4}-.* UTC")
+@case("paused", r"Queue mail is paused since \d{4}-.* UTC by .+: no worker")
 def paused(world: World) -> str:
     world.connect()
     world.queue.pause()
+    return world.add()
+
+
+@case("paused", r"Queue mail is paused since \d{4}-.* UTC: no worker")
+def paused_by_another_client(world: World) -> str:
+    world.queue.pause()
+    world.redis.delete(world.keys.pause_note)
     return world.add()
 
 
@@ -449,6 +456,12 @@ def paused_worker(world: World) -> str:
 def one_worker_stops_and_one_is_paused(world: World) -> str:
     world.register(state="closing")
     world.register(worker_id="host-8-a1b2c3", state="paused")
+    return world.add()
+
+
+@case("queue-cancelled", "1 of 1 worker of queue mail is told to fetch no jobs from it: host-7-a1b2c3")
+def worker_that_was_told_to_cancel_the_queue(world: World) -> str:
+    world.register(cancelled=("mail",))
     return world.add()
 
 
