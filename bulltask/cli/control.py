@@ -300,7 +300,7 @@ _OTHER_QUESTIONS: Final = {
     "memsample": _STACKS,
     "objgraph": _STACKS,
     "query_task": "use 'bulltask job show'",
-    "report": "use 'bulltask inspect stats' and 'bulltask inspect conf'",
+    "report": "use 'bulltask report'",
     "revoked": "a revoked job has failed: use 'bulltask job show'",
     "scheduled": "delayed jobs are in Redis, not in workers: use 'bulltask jobs QUEUE --state delayed'",
 }

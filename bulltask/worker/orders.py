@@ -227,6 +227,11 @@ class Orders:
         self._changes = Changes()
         self._started_ms = mono_ms()
 
+    @property
+    def cancelled(self) -> Collection[str]:
+        """The queues from which no jobs are fetched at the moment."""
+        return self._changes.cancelled
+
     def execute(self, name: str, arguments: Mapping[str, Any]) -> object:
         """Execute an order, and return its result; raises ``OrderError`` or ``ConfigError`` if that is impossible."""
         order = _ORDERS.get(name)
@@ -460,7 +465,9 @@ def _count(number: object) -> int:
 
 
 _ORDERS: Final[Mapping[str, Callable[..., object]]] = {
-    name: method for name, method in vars(Orders).items() if not name.startswith("_") and name != "execute"
+    name: method
+    for name, method in vars(Orders).items()
+    if callable(method) and not name.startswith("_") and name != "execute"
 }
 _PARAMETERS: Final = {
     name: set(method.__code__.co_varnames[1 : method.__code__.co_argcount]) for name, method in _ORDERS.items()

@@ -348,6 +348,7 @@ class _Assembly:
         self.broker = app._broker
         self.keys = [self.broker.keys(queue) for queue in queues]
         self.beat: Beat | None = None
+        self.orders: Orders | None = None
         self.broker.clock.on_change = self._report_clock_change
         # Includes room for children that TTIN adds, because the shared memory cannot grow.
         self.max_children = 2 * (config.autoscale.maximum if config.autoscale else config.children) + 2
@@ -495,7 +496,7 @@ class _Assembly:
         bus.subscribe(ChildStarted, lambda _: self.pulse.beat())  # forking many children of a large app takes long
         rate_limit_check = RateLimitCheck(self.app, keys, self.worker_id, client, backoff, self.logger)
         autoscaler = self._autoscaler(pool)
-        orders = Orders(
+        self.orders = orders = Orders(
             self.app,
             self.queues,
             pool,
@@ -605,7 +606,9 @@ class _Assembly:
         return services
 
     def _count_jobs(self) -> int:
-        return count_runnable_jobs(self.client, self.keys, self.broker.clock.now_ms())
+        cancelled = () if self.orders is None else self.orders.cancelled
+        keys = [keys for keys in self.keys if keys.queue not in cancelled]
+        return count_runnable_jobs(self.client, keys, self.broker.clock.now_ms())
 
     def _list_tasks(self) -> None:
         if names := sorted(self.app.tasks):

@@ -343,6 +343,7 @@ def test_bad_orders_are_answered_or_ignored_and_do_no_harm(
     assert worker.stop() == ExitCode.OK
 
 
+@pytest.mark.every_topology
 def test_orders_can_be_given_in_asyncio_and_without_waiting(
     harness: WorkerHarness, start: Callable[..., Worker]
 ) -> None:

@@ -45,7 +45,7 @@ from bulltask.queue.sync.control import Control
         ("inspect memdump", "kill -USR1"),
         ("inspect objgraph", "kill -USR1"),
         ("inspect clock", "no logical clock"),
-        ("inspect report", "'bulltask inspect stats'"),
+        ("inspect report", "'bulltask report'"),
         ("inspect activ", "did you mean 'active'"),
         ("control revoke 1", "'bulltask revoke'"),
         ("control terminate KILL 1", "'bulltask revoke'"),

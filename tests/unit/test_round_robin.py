@@ -271,3 +271,28 @@ def test_a_child_that_is_busy_with_one_of_many_queues_looks_at_the_others(time: 
         jobs += 1
         time.advance_ms(20)
     assert jobs <= 1_000  # 20 s: 5 queues every 100 ms
+
+
+@pytest.mark.parametrize("queues", [3, 30])
+def test_no_job_is_fetched_from_a_cancelled_queue_until_it_is_consumed_again(time: Time, queues: int) -> None:
+    keys = [QueueKeys("bull", f"q{index}") for index in range(queues)]
+    rotation = RoundRobin(keys, Clock(time), 5)
+    rotation.cancel(["q1"])
+    assert rotation.cancelled == {1}
+    assert rotation.after(1) != 1
+    assert not rotation.may_stay(1)
+    rotation.record_empty(1, NoJob(limited_ms=5, due_ms=SERVER_AHEAD_MS))  # of a fetch that was on its way
+    rotation.record_marker(1, 0)
+    for _ in range(100):
+        time.advance_ms(1_000)
+        rotation.reopen()
+        assert 1 not in rotation.candidates()
+        assert 1 not in rotation.waitable()
+        assert rotation.wait_ms(5_000) == 5_000
+    assert not rotation.is_skipped(1)  # a job that it has lost must be released nevertheless
+    for index in range(queues):
+        rotation.record_empty(index, NO_JOB)
+    assert rotation.after(0) != 1
+    rotation.cancel([])
+    assert 1 in rotation.candidates()
+    assert 1 in rotation.waitable()
