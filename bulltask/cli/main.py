@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "call": "bulltask.cli.call:call",
     "control": "bulltask.cli.control:control",
     "events": "bulltask.cli.events:events",
+    "exporter": "bulltask.cli.exporter:exporter",
     "failures": "bulltask.cli.jobs:failures",
     "gen-ts": "bulltask.cli.tasks:gen_ts",
     "health": "bulltask.cli.health:health",

@@ -42,6 +42,7 @@ __all__ = [
     "QueuesCollector",
     "bind",
     "run_exporter",
+    "serve",
 ]
 
 
@@ -113,7 +114,8 @@ OF_QUEUES: Final[Mapping[str, MetricDeclaration]] = {
 
 OF_EXPORTER: Final[Mapping[str, MetricDeclaration]] = {
     "bulltask_exporter_redis_up": _Declared("gauge", "1 if the exporter could read the queues"),
-    "bulltask_exporter_queues": _Declared("gauge", "Queues that the exporter has found"),
+    "bulltask_exporter_queues": _Declared("gauge", "Queues that the exporter reads"),
+    "bulltask_exporter_queues_left_out": _Declared("gauge", "Queues that it does not read, because there are too many"),
     "bulltask_exporter_read_seconds": _Declared("gauge", "How long the last reading of the queues took"),
 }
 """The metrics that only ``bulltask exporter`` has."""
@@ -279,10 +281,12 @@ class QueuesCollector(Collector):
     Args:
         read_queues: Reads the queues; called at most once in ``cache_s``. If it raises, the scrape has no metrics of
             queues: a queue that is missing is not an empty one.
+        left_out: Returns how many queues it has not read.
     """
 
-    def __init__(self, read_queues: QueueReadings, cache_s: float) -> None:
+    def __init__(self, read_queues: QueueReadings, left_out: Callable[[], int], cache_s: float) -> None:
         self._read_queues = read_queues
+        self._left_out = left_out
         self._cache_s = cache_s
         self._next_read_s = 0.0
         self._readings: Mapping[str, QueueReading] | None = None
@@ -297,6 +301,7 @@ class QueuesCollector(Collector):
             families.add("bulltask_exporter_redis_up", self._readings is not None)
             if self._readings is not None:
                 families.add("bulltask_exporter_queues", len(self._readings))
+                families.add("bulltask_exporter_queues_left_out", self._left_out())
                 families.add_queues(self._readings)
             families.add("bulltask_exporter_read_seconds", self._took_s)
             families.add_build_info()
@@ -381,6 +386,11 @@ def run_exporter(
     """
     _reset_signals()
     die_with_parent(signal.SIGKILL, parent_pid)
+    serve(listener, collector, probes)
+
+
+def serve(listener: socket.socket, collector: Collector, probes: Probes = MappingProxyType({})) -> None:
+    """Serve ``/metrics`` and ``probes`` until the process ends."""
     registry = CollectorRegistry()
     registry.register(collector)
     is_local = listener.getsockname()[0] in {"127.0.0.1", "::1"}
