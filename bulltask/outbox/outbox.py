@@ -16,7 +16,6 @@ from itertools import groupby
 from typing import Any, Final, Protocol, cast
 
 import structlog
-import uuid_utils
 
 from bulltask.app import App
 from bulltask.jobs import clock as loop_timers
@@ -32,7 +31,7 @@ from bulltask.jobs.errors import (
 )
 from bulltask.jobs.fields import TimeLimits
 from bulltask.jobs.job import JobOptions, JobRef, NewJob, ParentLink, PlannedJob, in_order
-from bulltask.jobs.names import JobState
+from bulltask.jobs.names import JobState, new_job_id
 from bulltask.jobs.stored_job import Finished
 from bulltask.queue.flows import add_flow_once
 from bulltask.registry.canvas import Canvas, check_canvas, check_overrides_passed
@@ -251,7 +250,7 @@ class StoredCall:
             # A set of ids expires some time after its last job, so the jobs of each hour share a set.
             return cls(f"outbox-{now_ms // _HOUR_MS}", roots)
         # After its job has been removed, a job_id may be used again. The second call is then another write.
-        return cls(f"outbox-{uuid_utils.uuid7()}", roots)
+        return cls(f"outbox-{new_job_id()}", roots)
 
     @property
     def single(self) -> NewJob | None:

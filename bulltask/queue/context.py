@@ -14,8 +14,6 @@ from datetime import datetime
 from functools import cache
 from typing import Any, Final, NamedTuple, Required, TypedDict, TypeVar
 
-import uuid_utils
-
 from bulltask import embedded
 from bulltask.config.config import Config
 from bulltask.config.settings import Settings
@@ -37,7 +35,7 @@ from bulltask.jobs.job import (
     link_to_parent,
     stored_options,
 )
-from bulltask.jobs.names import check_job_id, check_job_name, check_queue_name
+from bulltask.jobs.names import check_job_id, check_job_name, check_queue_name, new_job_id
 from bulltask.jobs.payloads import PayloadCodec
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, QueueKeys
@@ -212,7 +210,7 @@ def build_job(queue: str, name: str, data: Any, options: Mapping[str, Any], conf
     job_id, timestamp_ms = options.get("job_id"), stored.get("timestamp")
     return NewJob(
         queue=queue,
-        id=str(uuid_utils.uuid7()) if job_id is None else check_job_id(job_id),
+        id=new_job_id() if job_id is None else check_job_id(job_id),
         name=check_job_name(name),
         data=encoded,
         options=job_options,

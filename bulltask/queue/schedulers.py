@@ -10,14 +10,12 @@ from dataclasses import replace
 from datetime import UTC, datetime, tzinfo
 from typing import Any, Final
 
-import uuid_utils
-
 from bulltask.jobs import codec
 from bulltask.jobs.clock import Duration, to_epoch_ms, to_ms, value_class
 from bulltask.jobs.codec import Json
 from bulltask.jobs.errors import BulltaskError, ConfigError, DecodeError, JobError
 from bulltask.jobs.job import NewJob, RunningJob
-from bulltask.jobs.names import check_scheduler_id, may_be_old_repeat_key
+from bulltask.jobs.names import check_scheduler_id, may_be_old_repeat_key, new_job_id
 from bulltask.jobs.schedules import Repeat, Rule, Scheduler, iteration_id, iteration_options, key_digest
 from bulltask.jobs.stored_job import StoredJob
 from bulltask.queue.context import AddOptions, QueueContext
@@ -97,7 +95,7 @@ def run_now(keys: QueueKeys, scheduler_id: str, now_ms: int) -> Operation[Stored
     stored = yield from execute(read_stored_scheduler(keys, scheduler_id, 0))
     if stored is None:
         return None
-    scheduler, job_id = stored.scheduler, str(uuid_utils.uuid7())
+    scheduler, job_id = stored.scheduler, new_job_id()
     job = RepeatedJob(None, job_id, scheduler.name, stored.data, scheduler.opts)
     yield from execute(add_repeated_job(keys, job, now_ms))
     fields = {"name": job.name, "opts": codec.encode(dict(job.options)).decode(), "timestamp": str(now_ms)}

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
-import uuid_utils
-
 from bulltask.config.config import Config, check_payload_options, check_serializer
 from bulltask.config.parsers import Routes, compression
 from bulltask.jobs import codec
@@ -32,7 +30,7 @@ from bulltask.jobs.job import (
     stored_options,
     unchecked_bytes,
 )
-from bulltask.jobs.names import FAN_OUT, STARMAP, check_job_id, check_job_name, check_queue_name
+from bulltask.jobs.names import FAN_OUT, STARMAP, check_job_id, check_job_name, check_queue_name, new_job_id
 from bulltask.jobs.payloads import PLAIN, PayloadCodec, PayloadFormat
 from bulltask.registry.options import CallOptions, TaskOptions, check_max_retries, expiry_ms, keep_ms
 from bulltask.registry.protocols import Sender
@@ -239,7 +237,7 @@ class JobPlan:
             encoded = self.payloads.dump_arguments(data, self.queue, self.name, self.form, self.what)
         if len(encoded) > self.unchecked_bytes:
             check_size(encoded, self.options, self.max_payload, self.what)
-        new_id = str(uuid_utils.uuid7()) if job_id is None else check_job_id(job_id)
+        new_id = new_job_id() if job_id is None else check_job_id(job_id)
         return NewJob(
             self.queue,
             new_id,

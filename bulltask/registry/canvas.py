@@ -34,11 +34,9 @@ from typing import (
     overload,
 )
 
-import uuid_utils
-
 from bulltask.jobs.errors import ConfigError
 from bulltask.jobs.job import NewJob
-from bulltask.jobs.names import STARMAP
+from bulltask.jobs.names import STARMAP, new_job_id
 from bulltask.registry.call import NamedTask, check_args, check_kwargs
 from bulltask.registry.options import CallKeywords, CallOptions, SignatureKeywords, translate_call_options
 from bulltask.registry.protocols import Sender
@@ -485,7 +483,7 @@ class Group(_ReturnsGroup[A_contra, R]):
 
     def plan_ids(self, job_id: str | None, parent: Any) -> Any:
         """Choose the ids of the group, ``job_id``, and of its members."""
-        self.planned_id = job_id or self.planned_id or str(uuid_utils.uuid7())
+        self.planned_id = job_id or self.planned_id or new_job_id()
         return GroupResult(self.planned_id, [member.plan_ids(None, None) for member in self.members], parent)
 
     def parts(self) -> Iterable[Canvas[Any, Any]]:
@@ -770,7 +768,7 @@ class Signature(Canvas[A_contra, R_co], metaclass=_SignatureType):
 
     def plan_ids(self, job_id: str | None, parent: Any) -> Any:
         """Choose the id of the job; see :meth:`Canvas.freeze`."""
-        self.planned_id = job_id or self.id or str(uuid_utils.uuid7())
+        self.planned_id = job_id or self.id or new_job_id()
         sender, task = self.task._sender(), self.task
         return AsyncResult(
             self.planned_id,
@@ -1310,7 +1308,7 @@ class _Recorder:
         sender = self._task._sender()
         call = self.call = Signature(self._task, args, kwargs, options)
         call.has_passed_overrides = True
-        job_id = call.options.job_id or str(uuid_utils.uuid7())
+        job_id = call.options.job_id or new_job_id()
         call.planned_id = job_id
         own = None if isinstance(self._task, NamedTask) else self._task._options.queue
         queue = call.options.queue or own or sender._config.default_queue

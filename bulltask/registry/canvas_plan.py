@@ -17,8 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
-import uuid_utils
-
 from bulltask.config.config import Config
 from bulltask.jobs import codec
 from bulltask.jobs.clock import value_class
@@ -35,7 +33,7 @@ from bulltask.jobs.job import (
     in_order,
     link_to_parent,
 )
-from bulltask.jobs.names import FAN_OUT, bullmq_name, qualified_name
+from bulltask.jobs.names import FAN_OUT, bullmq_name, new_job_id, qualified_name
 from bulltask.jobs.stored_job import ETA, OF_CHORD, Errback, stored_errbacks
 from bulltask.registry.call import FAN_OUT_PARAMETER, build_job
 from bulltask.registry.canvas import EMPTY_CHAIN, Canvas, Chain, Chord, Group, Signature
@@ -174,7 +172,7 @@ def plan_replacement(
     """
     if isinstance(canvas, Chain) and not canvas.steps:
         raise ConfigError("Cannot replace with an empty chain: pass a chain with at least one step")
-    parent, base_id = Step(job.id, queue=job.queue), _new_id()
+    parent, base_id = Step(job.id, queue=job.queue), new_job_id()
     expansion = _Expansion(errbacks_in_headers=config.errbacks_in_chord_headers)
     expanded = expansion.expand(canvas, _Target(parent, base_id, base_id))
     builder = _JobBuilder(config, sent_by)
@@ -233,7 +231,7 @@ class _Expansion:
             step.links += [link.result for link in links]
             return _Expanded([step], step, step)
         passed_on = self._place(Step(target.id, dependents=entries), target)
-        step = self._place(Step(own_id or _new_id(), call), _before(passed_on))
+        step = self._place(Step(own_id or new_job_id(), call), _before(passed_on))
         _deliver([passed_on], step)
         _deliver(entries, passed_on)
         step.links += [link.result for link in links]
@@ -267,7 +265,7 @@ class _Expansion:
         """Return the job that receives the preceding step's result: the only entry, a new fan-out job, or ``None``."""
         if len(entries) < 2:
             return entries[0] if entries else None
-        return self._place(Step(_new_id(), dependents=entries), _root_target())
+        return self._place(Step(new_job_id(), dependents=entries), _root_target())
 
     def _expand_group(self, canvas: Group[Any, Any], target: _Target) -> _Expanded:
         links = [self.expand(callback, _root_target()) for callback in canvas.links]
@@ -316,16 +314,12 @@ def _follows_group(step: Step) -> bool:
 
 def _before(step: Step) -> _Target:
     """Return the target of a result that ``step`` receives."""
-    return _Target(step, _new_id(), step.id)
+    return _Target(step, new_job_id(), step.id)
 
 
 def _root_target() -> _Target:
-    new_id = _new_id()
+    new_id = new_job_id()
     return _Target(None, new_id, new_id)
-
-
-def _new_id() -> str:
-    return str(uuid_utils.uuid7())
 
 
 class _JobBuilder:

@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-import uuid_utils
-
 from bulltask.config.config import Config
 from bulltask.jobs.backoff import reconnect_delay_ms
 from bulltask.jobs.clock import ServerClock, mono_ms
@@ -33,7 +31,7 @@ from bulltask.jobs.errors import (
 )
 from bulltask.jobs.fields import KEEP_ALL
 from bulltask.jobs.job import RunningJob
-from bulltask.jobs.names import REVOKED, name_in_app
+from bulltask.jobs.names import REVOKED, name_in_app, new_job_id
 from bulltask.jobs.payloads import PayloadCodec
 from bulltask.jobs.stored_job import OF_CHORD, Errback, FailedJob, read_errbacks
 from bulltask.observe.bus import Bus
@@ -370,7 +368,7 @@ def errback_jobs(
     return [
         added_job(
             f"{errback.queue}:",
-            str(uuid_utils.uuid7()),
+            new_job_id(),
             errback.task,
             errback_data(errback, failed, reason, trace, config),
             errback.opts_of(failed, root_id, now_ms),

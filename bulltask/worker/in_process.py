@@ -14,15 +14,13 @@ from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NoReturn, TypeVar
 
-import uuid_utils
-
 from bulltask.app import App
 from bulltask.config.urls import SecretUrl
 from bulltask.jobs import codec
 from bulltask.jobs.clock import mono_ms, wall_ms
 from bulltask.jobs.errors import BulltaskError, JobNotFoundError, TaskError
 from bulltask.jobs.job import JobOptions, JobRef, NewJob, PlannedJob, RunningJob, StoredOptions, in_order
-from bulltask.jobs.names import JobState, Revocation
+from bulltask.jobs.names import JobState, Revocation, new_job_id
 from bulltask.jobs.payloads import PayloadCodec
 from bulltask.jobs.stored_job import FailedJob, Finished, StoredCall, StoredSnapshot
 from bulltask.observe.bus import Bus, Event
@@ -502,7 +500,7 @@ class _JobRun:
         for errback, failed in called_errbacks(job, outcome.failed_job):
             data = errback_data(errback, failed, outcome.reason, outcome.trace, config)
             options = JobOptions(more=errback.opts_of(failed, root_id, self._app._now_ms()))
-            new = NewJob(errback_queue(errback, config), str(uuid_utils.uuid7()), errback.task, data, options)
+            new = NewJob(errback_queue(errback, config), new_job_id(), errback.task, data, options)
             yield from _JobRun(self._app, self._results, new, ()).steps()
 
     # ---- the job client of a bound task ----
