@@ -37,6 +37,7 @@ COMMANDS: Final = {
     "migrate-bull": "bulltask.cli.migrate_bull:migrate_bull",
     "outbox": "bulltask.cli.outbox:outbox",
     "pipeline": "bulltask.cli.pipeline:pipeline",
+    "queue": "bulltask.cli.queues:queue",
     "queues": "bulltask.cli.queues:queues",
     "report": "bulltask.cli.report:report",
     "result": "bulltask.cli.call:result",

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import getpass
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 
 from bulltask.app import App
-from bulltask.cli.app_loader import load_app_or_broker
-from bulltask.cli.options import json_option, redis_options
+from bulltask.cli.app_loader import existing_queue, load_app_or_broker
+from bulltask.cli.groups import HintGroup
+from bulltask.cli.options import duration_option, json_option, redis_options
 from bulltask.cli.terminal import as_table, duration_text, echo, in_one_line, print_json
-from bulltask.jobs.errors import BulltaskError
-from bulltask.jobs.names import name_in_app
+from bulltask.config.parsers import rate_limits
+from bulltask.jobs.errors import BulltaskError, ConfigError
+from bulltask.jobs.names import EVERY_QUEUE, name_in_app
+from bulltask.lake.formatting import pluralize
+from bulltask.queue import Queue
 from bulltask.queue.overview import MAX_PAGES, FoundQueues, QueueOverview, find_queues, read_overview
 from bulltask.transport.call import QueueKeys
-from bulltask.transport.scripts.queue import QueueFigures
+from bulltask.transport.scripts.queue import QueueFigures, count_by_score
 
-__all__ = ["queues"]
+__all__ = ["queue", "queues"]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @click.command("queues", short_help="List the queues, and how full they are.")
@@ -156,9 +166,7 @@ def _to_json(queue: QueueOverview, now_ms: int) -> dict[str, Any]:
         "paused_by": None if pause is None else pause.by,
         "paused_at": None if pause is None else _iso(pause.at_ms),
         "concurrency": figures.concurrency,
-        "rate_limit": None
-        if figures.max is None or figures.duration_ms is None
-        else {"max": figures.max, "duration": figures.duration_ms / 1000},
+        "rate_limit": _rate_limit(figures),
     }
 
 
@@ -167,3 +175,220 @@ def _iso(ms: int) -> str | None:
         return datetime.fromtimestamp(ms / 1000, UTC).isoformat()
     except (OverflowError, ValueError, OSError):  # another client may have written anything
         return None
+
+
+@click.group("queue", cls=HintGroup, short_help="Pause, resume, empty or limit a queue.")
+def queue() -> None:
+    """Pause, resume, empty or limit a queue, for all its workers, also those of Node.js.
+
+    Before jobs are removed, they are counted, and you are asked.
+
+    Exit codes: 0 (done), 1 (an error, or you have answered no), 2 (invalid usage), 4 (there is no such queue).
+    """
+
+
+def _queue_command(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the argument and the options of all commands."""
+    return click.argument("name", metavar="QUEUE")(redis_options(json_option(click.pass_context(function))))
+
+
+def _removing(function: F) -> F:
+    """Add the options of commands that remove jobs."""
+    dry_run = click.option("--dry-run", is_flag=True, help="Only count the jobs that would be removed.")
+    return dry_run(click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")(function))
+
+
+@contextmanager
+def _existing(ctx: click.Context, name: str, options: dict[str, Any]) -> Iterator[Queue]:
+    app = load_app_or_broker(ctx, options)
+    try:
+        yield existing_queue(app, name)
+    finally:
+        app.close()
+
+
+def _figures(queue: Queue) -> QueueFigures:
+    queue.wait_until_ready()
+    context = queue.context
+    with context.broker.pool.client() as client:
+        (overview,) = read_overview(client, [context.keys], context.now_ms())
+    if isinstance(overview.figures, BulltaskError):
+        raise overview.figures
+    return overview.figures
+
+
+def _report(ctx: click.Context, queue: Queue, options: dict[str, Any], text: str, jobs: int | None = None) -> None:
+    """Print what was done; the JSON document has the same keys for all commands."""
+    if not options["as_json"]:
+        echo(text)
+        return
+    figures = _figures(queue)
+    print_json(
+        {
+            "queue": queue.name,
+            "action": ctx.info_name,
+            "dry_run": bool(options.get("dry_run")),
+            "jobs": jobs,
+            "paused": figures.is_paused,
+            "concurrency": figures.concurrency,
+            "rate_limit": _rate_limit(figures),
+        }
+    )
+
+
+def _rate_limit(figures: QueueFigures) -> dict[str, Any] | None:
+    if figures.max is None or figures.duration_ms is None:
+        return None
+    return {"max": figures.max, "duration": figures.duration_ms / 1000}
+
+
+@queue.command("pause", short_help="Let workers acquire no more jobs.")
+@_queue_command
+@click.option("--by", help="Who pauses it, for 'bulltask queues' and 'bulltask why' (default: you and this host).")
+def pause(ctx: click.Context, /, *, name: str, by: str | None, **options: Any) -> None:
+    """Let the workers of QUEUE acquire no more jobs; running jobs continue."""
+    with _existing(ctx, name, options) as queue:
+        queue.pause(by=by or f"{getpass.getuser()}@{socket.gethostname()}")
+        figures = _figures(queue)
+        text = f"Queue {in_one_line(name)} is paused: {_waiting(figures)} waiting, {figures.active} running"
+        _report(ctx, queue, options, text)
+
+
+@queue.command("resume", short_help="Let workers acquire jobs again.")
+@_queue_command
+def resume(ctx: click.Context, /, *, name: str, **options: Any) -> None:
+    """End a pause of QUEUE, whichever client has paused it."""
+    with _existing(ctx, name, options) as queue:
+        queue.resume()
+        _report(ctx, queue, options, f"Queue {in_one_line(name)} is not paused: {_waiting(_figures(queue))} waiting")
+
+
+@queue.command("drain", short_help="Remove all jobs that wait.")
+@_queue_command
+@click.option("--delayed", is_flag=True, help="Remove delayed jobs, too.")
+@_removing
+def drain(ctx: click.Context, /, *, name: str, delayed: bool, **options: Any) -> None:
+    """Remove all waiting jobs of QUEUE, with or without a priority.
+
+    Running and finished jobs stay, and so do the next jobs of schedules.
+    """
+    with _existing(ctx, name, options) as queue:
+        figures = _figures(queue)
+        jobs = figures.wait + figures.paused + figures.prioritized + (figures.delayed if delayed else 0)
+        kind = "waiting or delayed job" if delayed else "waiting job"
+        what = f"{pluralize(jobs, kind)} of queue {in_one_line(name)}"
+        _remove(ctx, queue, options, what, jobs, lambda: queue.drain(delayed=delayed))
+
+
+_CLEANED: Final = ("completed", "failed", "waiting", "paused", "prioritized", "delayed", "active")
+
+
+@queue.command("clean", short_help="Remove old jobs of one state.")
+@_queue_command
+@click.option("--state", type=click.Choice(_CLEANED), default="completed", show_default=True)
+@duration_option("--older-than", text="Only jobs that finished, or were added, longer ago: 90, 10s, 15m, 12h or 7d.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Maximum number of jobs (default: all).")
+@_removing
+def clean(
+    ctx: click.Context, /, *, name: str, state: str, older_than: float | None, limit: int | None, **options: Any
+) -> None:
+    """Remove the jobs of QUEUE that have one state; active ones only if their workers have died."""
+    grace = older_than or 0
+    with _existing(ctx, name, options) as queue:
+        jobs = _cleanable(queue, state, grace)
+        jobs = jobs if limit is None else min(jobs, limit)
+        at_most = "" if state in {"completed", "failed"} else "at most "
+        what = f"{at_most}{pluralize(jobs, f'{state} job')} of queue {in_one_line(name)}"
+        _remove(ctx, queue, options, what, jobs, lambda: len(queue.clean(grace, limit or 0, state)))
+
+
+def _cleanable(queue: Queue, state: str, grace: float) -> int:
+    """Count the jobs that would be removed, or all of the state if only reading them would show their age."""
+    if state not in {"completed", "failed"}:
+        return queue.get_job_count_by_types(state)
+    queue.wait_until_ready()
+    context = queue.context
+    before_ms = context.now_ms() - round(grace * 1000)
+    return context.run(count_by_score(context.keys, state, "-inf", str(before_ms)))
+
+
+@queue.command("obliterate", short_help="Remove a queue with all its jobs.")
+@_queue_command
+@click.option("--force", is_flag=True, help="Even if jobs are running.")
+@_removing
+def obliterate(ctx: click.Context, /, *, name: str, force: bool, **options: Any) -> None:
+    """Pause QUEUE and remove it with all its jobs, schedules and events. This cannot be undone."""
+    with _existing(ctx, name, options) as queue:
+        jobs = sum(queue.get_job_counts().values())
+        active = _figures(queue).active
+        if active and not force:
+            running = f"{pluralize(active, 'running job')} of queue {in_one_line(name)}"
+            raise click.ClickException(f"{running}: wait, or pass --force")
+        what = f"queue {in_one_line(name)} with {pluralize(jobs, 'job')}"
+        _remove(ctx, queue, options, what, jobs, lambda: queue.obliterate(force=force))
+
+
+def _remove(
+    ctx: click.Context, queue: Queue, options: dict[str, Any], what: str, jobs: int, remove: Callable[[], int | None]
+) -> None:
+    """Ask, and remove jobs, or only say what would be removed; ``remove`` may return how many were."""
+    if options["dry_run"]:
+        _report(ctx, queue, options, f"Would remove {what}. Nothing was changed.", jobs)
+        return
+    if not options["yes"]:
+        if not sys.stdin.isatty():
+            raise click.UsageError(
+                f"'queue {ctx.info_name}' asks for confirmation: pass --yes, or --dry-run to count the jobs"
+            )
+        click.confirm(f"Remove {what}?", abort=True, err=True)
+    removed = remove()
+    if removed is None:
+        _report(ctx, queue, options, f"Removed {what}", jobs)
+    else:
+        _report(ctx, queue, options, f"Removed {pluralize(removed, 'job')} of queue {in_one_line(queue.name)}", removed)
+
+
+@queue.command("limit", short_help="Set the rate limit of a queue.")
+@_queue_command
+@click.argument("rate", required=False)
+@click.option("--remove", is_flag=True, help="Remove the limit.")
+def limit(ctx: click.Context, /, *, name: str, rate: str | None, remove: bool, **options: Any) -> None:
+    """Show or set how many jobs of QUEUE all workers together acquire: RATE is like 100/m, 10/s or 5/30s."""
+    if rate is not None and remove:
+        raise click.UsageError("pass a rate or --remove")
+    with _existing(ctx, name, options) as queue:
+        if rate is not None:
+            wanted = rate_limits(rate, "RATE").get(EVERY_QUEUE)
+            if wanted is None:
+                raise ConfigError(f"RATE must be a rate such as '100/m', not {rate!r:.200}")
+            queue.set_global_rate_limit(wanted["max"], wanted["duration"] / 1000)
+        elif remove:
+            queue.remove_global_rate_limit()
+        figures = _figures(queue)
+        _report(ctx, queue, options, f"Queue {in_one_line(name)}: {_limit_text(figures, queue)}")
+
+
+def _limit_text(figures: QueueFigures, queue: Queue) -> str:
+    if figures.max is None or figures.duration_ms is None:
+        return "no rate limit"
+    left = queue.get_rate_limit_ttl()
+    reached = f"; reached, free in {duration_text(left)}" if left else ""
+    return f"{pluralize(figures.max, 'job')} per {duration_text(figures.duration_ms / 1000)}{reached}"
+
+
+@queue.command("concurrency", short_help="Set how many jobs of a queue may run.")
+@_queue_command
+@click.argument("number", type=click.IntRange(min=1), required=False)
+@click.option("--remove", is_flag=True, help="Remove the limit.")
+def concurrency(ctx: click.Context, /, *, name: str, number: int | None, remove: bool, **options: Any) -> None:
+    """Show or set how many jobs of QUEUE may run at a time in all workers together."""
+    if number is not None and remove:
+        raise click.UsageError("pass a number or --remove")
+    with _existing(ctx, name, options) as queue:
+        if number is not None:
+            queue.set_global_concurrency(number)
+        elif remove:
+            queue.remove_global_concurrency()
+        figures = _figures(queue)
+        limit = "no limit" if figures.concurrency is None else f"at most {figures.concurrency}"
+        _report(ctx, queue, options, f"Queue {in_one_line(name)}: {limit}, {figures.active} running")

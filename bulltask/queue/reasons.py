@@ -127,6 +127,8 @@ _MAX_CLIENTS: Final = 1_000
 
 _EVENTS: Final = 500
 """How many of the newest events are searched for when the queue was paused."""
+_SAME_PAUSE_MS: Final = 2_000
+"""How much earlier than its event the note of a pause may be."""
 
 _READS: Final = 3
 """How often a job that keeps moving is read."""
@@ -673,11 +675,14 @@ class _View:
         replies, queue = self._replies, self._queue
         meta = replies["meta"] or [None] * 5
         evidence = {"meta.version": codec.decode_text(meta[4])}
-        resume = f"app.queue({queue!r}).resume()"
+        resume = f"bulltask queue resume {shlex.quote(queue)}"
         both = replies.count("wait") > 0 and replies.count("paused") > 0
         if self._is_paused():
             note: Pause | None = replies["pause note"]
-            since_ms = replies["events"] if note is None else note.at_ms
+            since_ms = replies["events"]
+            if note is not None and since_ms is not None and since_ms > note.at_ms + _SAME_PAUSE_MS:
+                note = None  # another client has resumed the queue, and paused it again
+            since_ms = since_ms if note is None else note.at_ms
             since = f" since {_at(since_ms)}" if since_ms else ""
             by = "" if note is None else f" by {note.by}"
             self._add(
@@ -893,7 +898,7 @@ class _View:
             f"Queue {self._queue} may have {_count(concurrency, 'active job')} (its global concurrency), and has "
             f"{self._replies.count('active')}: {names}{more}{held}",
             {"concurrency": concurrency, "active": self._replies.count("active"), "holders": holders},
-            f"app.queue({self._queue!r}).set_global_concurrency({concurrency + 1})",
+            f"bulltask queue concurrency {shlex.quote(self._queue)} {concurrency + 1}",
             in_ms=self._recovery_ms() if dead else None,
         )
 
@@ -1397,11 +1402,14 @@ def _scanned(reply: Any) -> list[str]:
 
 
 def _paused_ms(reply: Any) -> int | None:
-    """Return when the newest ``paused`` event was written."""
+    """Return when the first ``paused`` event after the last ``resumed`` event was written."""
+    since_ms = None
     for entry_id, fields in reply:
+        if b"resumed" in fields[1:2]:
+            break
         if b"paused" in fields[1:2]:
-            return int(text(entry_id).partition("-")[0])
-    return None
+            since_ms = int(text(entry_id).partition("-")[0])
+    return since_ms
 
 
 def _info(reply: Any) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import getpass
 import re
 import socket
 import time
@@ -171,3 +172,78 @@ def test_2000_queues_are_listed_in_two_seconds_without_a_long_call(
     assert len(document["queues"]) == 2_000
     assert seconds <= scale_to_load(2)
     assert slow == []
+
+
+def test_a_queue_is_paused_with_a_name_which_why_shows_and_resumed(broker_url: str, queue: Queue) -> None:
+    add(queue, 2)
+    document = json_of(run(broker_url, "queue", "pause", "mail", "--by", "ann", "--json"), "queue")
+    assert (document["action"], document["paused"]) == ("pause", True)
+    assert queue.is_paused()
+    shown = run(broker_url, "why", "-Q", "mail")
+    assert re.search(r"Queue mail is paused since \d.* UTC by ann: ", shown.output), shown.output
+    assert run(broker_url, "queue", "resume", "mail").output == "Queue mail is not paused: 2 waiting\n"
+    assert not queue.is_paused()
+    assert re.match(r"Queue mail is paused: 2 waiting, 0 running\n", run(broker_url, "queue", "pause", "mail").output)
+    paused_by = json_of(run(broker_url, "queues", "--json"), "queues")["queues"][0]["paused_by"]
+    assert paused_by == f"{getpass.getuser()}@{socket.gethostname()}"
+
+
+def test_jobs_are_counted_before_they_are_removed_and_only_with_consent(broker_url: str, queue: Queue) -> None:
+    add(queue, 3)
+    add(queue, 1, priority=1)
+    add(queue, 2, delay=60)
+    asked = run(broker_url, "queue", "drain", "mail")
+    assert asked.exit_code == 2
+    assert "pass --yes, or --dry-run" in asked.output
+    would = run(broker_url, "queue", "drain", "mail", "--delayed", "--dry-run")
+    assert would.output == "Would remove 6 waiting or delayed jobs of queue mail. Nothing was changed.\n"
+    assert queue.count() == 6
+    assert json_of(run(broker_url, "queue", "drain", "mail", "--yes", "--json"), "queue")["jobs"] == 4
+    assert queue.count() == 2
+    for number in range(3):
+        job = add(queue, 1, remove_on_complete=False)[0]
+        acquired = queue.get_next_job(f"token-{number}")
+        assert acquired is not None
+        assert acquired.id == job
+        acquired.move_to_completed(number)
+    clean = ("queue", "clean", "mail", "--state", "completed")
+    assert run(broker_url, *clean, "--older-than", "1h", "--dry-run").output.startswith("Would remove 0 completed jobs")
+    assert run(broker_url, *clean, "--limit", "2", "--yes").output == "Removed 2 jobs of queue mail\n"
+    assert queue.get_completed_count() == 1
+
+
+def test_a_queue_with_running_jobs_is_obliterated_only_by_force(
+    broker_url: str, redis_client: redis.Redis, queue: Queue
+) -> None:
+    add(queue, 2)
+    assert queue.get_next_job("token") is not None
+    refused = run(broker_url, "queue", "obliterate", "mail", "--yes")
+    assert refused.exit_code == 1
+    assert "1 running job of queue mail: wait, or pass --force" in refused.output
+    assert not queue.is_paused()
+    done = run(broker_url, "queue", "obliterate", "mail", "--yes", "--force")
+    assert done.output == "Removed queue mail with 2 jobs\n"
+    assert redis_client.keys("*") == []
+
+
+def test_limits_are_set_shown_and_removed(broker_url: str, queue: Queue) -> None:
+    add(queue, 1)
+
+    def limit(*args: str) -> str:
+        return run(broker_url, "queue", *args).output
+
+    assert limit("limit", "mail", "100/m") == "Queue mail: 100 jobs per 60.0 s\n"
+    assert queue.get_global_rate_limit() is not None
+    document = json_of(run(broker_url, "queue", "limit", "mail", "--json"), "queue")
+    assert document["rate_limit"] == {"max": 100, "duration": 60}
+    assert limit("limit", "mail", "--remove") == "Queue mail: no rate limit\n"
+    assert limit("concurrency", "mail", "4") == "Queue mail: at most 4, 0 running\n"
+    assert queue.get_global_concurrency() == 4
+    assert limit("concurrency", "mail", "--remove") == "Queue mail: no limit, 0 running\n"
+    assert "must be a rate such as '100/m'" in limit("limit", "mail", "fast")
+
+
+def test_a_queue_that_does_not_exist_is_not_created(broker_url: str, redis_client: redis.Redis) -> None:
+    for args in (("pause", "male"), ("drain", "male", "--yes"), ("limit", "male", "1/s")):
+        assert run(broker_url, "queue", *args).exit_code == 4
+    assert redis_client.keys("*") == []
