@@ -19,9 +19,11 @@ from typing import Any, Final
 from unittest.mock import patch
 
 import redis
+from click.testing import CliRunner
 from redis.connection import AbstractConnection
 
 from bulltask import App
+from bulltask.cli.main import main as main_command
 from bulltask.events import Bus
 from bulltask.queue import Queue
 from bulltask.testing import RedisServer
@@ -47,6 +49,7 @@ class Pile:
     """
 
     def __init__(self, url: str) -> None:
+        self.url = url
         self.app = App("blocking", url, beat_schedule={"beat": {"task": "n", "schedule": 60}})
         self.queue: Queue = self.app.queue("mail")
         self.keys = QueueKeys("bull", "{mail}", "mail")
@@ -119,6 +122,11 @@ class Pile:
             ids, _ = self.client.run(page_after(self.keys, "wait", cursor, 1_000, asc=asc))
             assert len(ids) == 1_000
 
+    def run_command(self, command: str) -> None:
+        """Run ``bulltask`` with the server's URL."""
+        done = CliRunner().invoke(main_command, ["-b", self.url, *command.split()])
+        assert done.exit_code == 0, done.output
+
     def drain_iterations(self) -> None:
         """Drain a queue that contains nothing but the next iterations of schedulers."""
         self.queue.drain(delayed=True)
@@ -150,6 +158,23 @@ OPERATIONS: Final[dict[str, tuple[Callable[[Pile], object], Callable[[Pile], obj
     "retry all completed": (
         lambda pile: pile.add("completed"),
         lambda pile: pile.queue.retry_jobs(state="completed", count=10**9),
+    ),
+    "search": (lambda pile: pile.add("completed"), lambda pile: pile.run_command("jobs mail --search nothing")),
+    "retry by filter": (
+        lambda pile: pile.add("failed"),
+        lambda pile: pile.run_command("jobs mail --state failed --task n --retry --yes"),
+    ),
+    "promote by filter": (
+        lambda pile: pile.add("delayed"),
+        lambda pile: pile.run_command("jobs mail --task n --promote --yes"),
+    ),
+    "remove by filter": (
+        lambda pile: pile.add("wait"),
+        lambda pile: pile.run_command("jobs mail --state waiting --task n --remove --yes"),
+    ),
+    "revoke by filter": (
+        lambda pile: pile.add("wait"),
+        lambda pile: pile.run_command("jobs mail --task n --revoke --yes"),
     ),
     "pause, resume": (
         lambda pile: [pile.add("wait"), pile.add("paused")],

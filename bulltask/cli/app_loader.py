@@ -102,14 +102,23 @@ def existing_queue(app: App, name: str) -> Queue:
     keys = queue.context.keys
     tagged = not config.queue_hash_tag
     other = QueueKeys(config.prefix, bullmq_name(name, hash_tag=tagged))
+    # Each key by itself: in a cluster, those of a queue without a hash tag are on several nodes.
+    calls = [command("EXISTS", key, parse_reply=bool) for key in (*_keys_of(keys), *_keys_of(other))]
     with app._broker.pool.client() as client:
-        exists, other_exists = client.run_many([command("EXISTS", k.meta, parse_reply=bool) for k in (keys, other)])
+        found = client.run_many(calls)
+    exists, other_exists = any(found[: len(found) // 2]), any(found[len(found) // 2 :])
     if exists:
         return queue
     where = f"no queue {keys.name!r} in Redis at {app._broker.endpoint.safe_url} with prefix {config.prefix!r}"
     if other_exists:
         where += f", but {other.name!r} exists: use {'--queue-hash-tag' if tagged else '--no-queue-hash-tag'}"
     raise NotFoundError(safe(where))
+
+
+def _keys_of(keys: QueueKeys) -> tuple[str, ...]:
+    """Return keys of which a queue has at least one; ``meta`` may be missing, for example after a manual repair."""
+    waiting = (keys.wait, keys.paused, keys.prioritized, keys.delayed, keys.waiting_children)
+    return (keys.meta, *waiting, keys.active, keys.completed, keys.failed, keys.repeat, keys.events)
 
 
 @contextmanager

@@ -38,7 +38,7 @@ _SHOWN: Final = 50
 _SCANNED: Final = 1_000_000
 """How many jobs of a queue are read by default, if none is changed."""
 
-_PER_ROUND_TRIP: Final = 500
+_PER_ROUND_TRIP: Final = 200
 _MAX_REASON: Final = 80
 _MAX_GROUPS: Final = 10_000
 _MAX_ERRORS: Final = 20
@@ -218,7 +218,10 @@ class _Change:
         self._queue = queue
         self._action = action
         self._options = options
-        self._search = JobSearch(queue.context, _filter(queue, action, options), asc=True)
+        # With a limit, those that the list shows; otherwise, the oldest failed job is the first one that runs again.
+        every = options["limit"] is None
+        takes_out = every and action in {Action.REMOVE, Action.REVOKE}
+        self._search = JobSearch(queue.context, _filter(queue, action, options), asc=every, newest_first=takes_out)
         self._matched = 0
         self._done = 0
         self._reasons: Counter[str] = Counter()

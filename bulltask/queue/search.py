@@ -22,7 +22,7 @@ from bulltask.queue.fields import STATES_IN_ORDER, JobPages, states_of
 from bulltask.transport.call import Call, command
 from bulltask.transport.operation import Operation, execute
 from bulltask.transport.scripts.job import job_fields, promote, remove_job, reprocess_job, retry_child
-from bulltask.transport.scripts.queue import SETS, PageCursor, state_size
+from bulltask.transport.scripts.queue import LISTS, SETS, PageCursor, state_size
 
 __all__ = ["Action", "JobFilter", "JobSearch", "Match", "change", "change_states"]
 
@@ -127,7 +127,9 @@ class JobSearch:
     Args:
         context: The queue.
         wanted: Which jobs.
-        asc: Begin with the job that runs next, or finished first; otherwise, finished jobs begin with the newest.
+        asc: Begin with the job that finished first; otherwise, finished jobs begin with the newest.
+        newest_first: Begin with the newest of the waiting jobs. BullMQ searches a list from there to remove a job, so
+            removing a job takes time only for the newer ones that stay.
         more: Further fields to read of each job.
 
     Attributes:
@@ -135,12 +137,19 @@ class JobSearch:
     """
 
     def __init__(
-        self, context: QueueContext, wanted: JobFilter, *, asc: bool = False, more: Sequence[str] = ()
+        self,
+        context: QueueContext,
+        wanted: JobFilter,
+        *,
+        asc: bool = False,
+        newest_first: bool = False,
+        more: Sequence[str] = (),
     ) -> None:
         self.scanned = 0
         self._context = context
         self._wanted = wanted
         self._asc = asc
+        self._newest_first = newest_first
         self._fields = tuple(dict.fromkeys((*wanted.fields(), *more)))
         self._size = _DATA_PAGE_SIZE if "data" in self._fields else _PAGE_SIZE
         names = {"wait" if state == "waiting" else state for state in states_of(wanted.states)}
@@ -174,7 +183,7 @@ class JobSearch:
 
     def _begin(self, state: str) -> JobPages:
         """Begin at the first job that may match: finished jobs are sorted by the time when they finished."""
-        asc = self._asc or state not in _FINISHED
+        asc = self._asc if state in _FINISHED else not (self._newest_first and state in LISTS)
         limit_ms = self._wanted.after_ms if asc else self._wanted.before_ms
         start = None if limit_ms is None or state not in _FINISHED else PageCursor(score=str(limit_ms), ids=("",))
         return JobPages(self._context, [state], self._size, asc=asc, start=start)

@@ -53,6 +53,7 @@ def ids_of(result: Result) -> list[str]:
     return [job["id"] for job in json_of(result, "jobs")["jobs"]]
 
 
+@pytest.mark.every_topology
 def test_jobs_are_found_by_state_task_error_and_text(app: App, bulltask: Bulltask) -> None:
     first, second, third = add_failed(app, FAILED)
     waiting = app.queue("mail").add("send", {"to": "ada"}).id
@@ -98,6 +99,12 @@ def test_a_queue_that_does_not_exist_is_not_an_empty_queue(app: App, bulltask: B
     assert "'{mail}' exists: use --queue-hash-tag" in other.stderr
 
 
+def test_the_jobs_of_a_queue_without_meta_are_found(app: App, bulltask: Bulltask, redis_client: Redis) -> None:
+    ids = add_failed(app, FAILED)
+    redis_client.delete(app.queue("mail").context.keys.meta)
+    assert set(ids_of(bulltask("jobs", "mail", "--json"))) == set(ids)
+
+
 def test_a_dry_run_counts_and_changes_nothing(app: App, bulltask: Bulltask) -> None:
     add_failed(app, FAILED)
     dry = bulltask("jobs", "mail", "--state", "failed", "--task", "send", "--retry", "--dry-run")
@@ -107,6 +114,7 @@ def test_a_dry_run_counts_and_changes_nothing(app: App, bulltask: Bulltask) -> N
     assert (refused.exit_code, "pass --yes" in refused.stderr) == (2, True)
 
 
+@pytest.mark.every_topology
 def test_only_the_jobs_that_match_the_filter_are_retried(app: App, bulltask: Bulltask) -> None:
     add_failed(app, FAILED)
     done = bulltask("jobs", "mail", "--error", "refused", "--retry", "--yes", "--json")
@@ -115,6 +123,17 @@ def test_only_the_jobs_that_match_the_filter_are_retried(app: App, bulltask: Bul
     assert (document["matched"], document["done"], document["failed"]) == (2, 2, 0)
     queue = app.queue("mail")
     assert ([job.name for job in queue.get_failed()], queue.get_waiting_count()) == (["report"], 2)
+
+
+def test_with_a_limit_the_jobs_that_the_list_shows_are_changed(app: App, bulltask: Bulltask) -> None:
+    queue = app.queue("mail")
+    add_failed(app, FAILED)
+    waiting = [queue.add("send").id for _ in range(3)]
+    for state, action in (("failed", "--retry"), ("waiting", "--remove")):
+        shown = ids_of(bulltask("jobs", "mail", "--state", state, "--limit", 2, "--json"))
+        assert bulltask("jobs", "mail", "--state", state, "--limit", 2, action, "--yes").exit_code == 0
+        assert not {job.id for job in queue.get_jobs(state)} & set(shown)
+    assert queue.get_job(waiting[0]) is None
 
 
 def test_revoked_jobs_stay_failed_unless_the_filter_names_their_error(app: App, bulltask: Bulltask) -> None:

@@ -33,14 +33,14 @@ local function is_next_of_scheduler()
   return due and id == "repeat:" .. scheduler .. ":" .. due
 end
 
--- The lists come last, because they are searched from end to end.
+-- The lists come last, because they are searched, from the newest job on, as BullMQ's removeJob does.
 local function remove_from_state()
   for _, set in ipairs({ prioritized, delayed, KEYS[2] }) do
     if call("ZREM", set, id) == 1 then
       return true
     end
   end
-  return call("LREM", wait, 0, id) > 0 or call("LREM", paused, 0, id) > 0
+  return call("LREM", wait, 1, id) > 0 or call("LREM", paused, 1, id) > 0
 end
 
 if call("EXISTS", job) == 0 then
