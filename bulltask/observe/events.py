@@ -28,6 +28,7 @@ __all__ = [
     "ChildLimitReached",
     "ChildReady",
     "ChildStarted",
+    "ChildStopped",
     "ConcurrencyChanged",
     "CrashLimitReached",
     "EventLoopMisused",
@@ -747,6 +748,16 @@ class ChildKilled(Event):
     reason: str
     """Why an attempt was cancelled, ``"hard_limit"`` or ``"revoked"``; or ``"hard_memory_limit"``, ``"unresponsive"``
     or ``"exit_timeout"``."""
+    jobs: int
+    """Number of its jobs."""
+
+
+@event("Child stopped", WARNING, hint="Send CONT to the child to let its jobs continue, or KILL to run them again")
+class ChildStopped(Event):
+    """A child that runs jobs was stopped with ``SIGSTOP``. Its jobs keep their locks, and their time limits."""
+
+    index: int
+    pid: int
     jobs: int
     """Number of its jobs."""
 

@@ -24,7 +24,7 @@ from bulltask.config.process import BLOCKED_AT_START, CHILD_MARK, anonymous_file
 from bulltask.jobs.clock import mono_ms, value_class
 from bulltask.observe.bus import Bus
 from bulltask.observe.counters import OUT_OF_MEMORY, NotedAttempt
-from bulltask.observe.events import ChildDied, ChildExited, ChildKilled, ChildStarted, StacksDumped
+from bulltask.observe.events import ChildDied, ChildExited, ChildKilled, ChildStarted, ChildStopped, StacksDumped
 from bulltask.worker.guard import HAS_PROC, end_group, mark_of
 from bulltask.worker.recovery import EndedAttempt, JobsOfDeadChild, KilledAttempt
 from bulltask.worker.slots import (
@@ -391,6 +391,7 @@ class _Child:
     status: int | None = None
     loop_blocked: str = ""
     unresponsive: str = ""
+    is_stopped: bool = False
 
     @property
     def is_blocked(self) -> bool:
@@ -453,7 +454,8 @@ class ChildPool:
     def ready(self) -> int:
         """The number of children that run jobs or wait for them."""
         staying = [self._children[index] for index in self._staying()]
-        return sum(child.block.run_state is ProcessState.RUN and not child.unresponsive for child in staying)
+        running = [child for child in staying if child.block.run_state is ProcessState.RUN]
+        return sum(not (child.unresponsive or child.is_stopped) for child in running)
 
     @property
     def max_children(self) -> int:
@@ -644,6 +646,15 @@ class ChildPool:
             states = {slot.state for slot in child.slots}
             if child.block.run_state is ProcessState.RUN and states <= {SlotState.FREE, SlotState.RESERVED}:
                 yield index, child.pid, max(slot.since_ms for slot in child.slots)
+
+    def note_stopped(self) -> None:
+        """Report the children that run jobs and were stopped; they are not replaced, but they are not ready either."""
+        for index, child in self._children.items():
+            jobs = sum(slot.state in HAS_JOB for slot in child.slots)
+            is_stopped = jobs > 0 and not child.unresponsive and _state_of(child.pid) == "T"
+            if is_stopped and not child.is_stopped:
+                self._bus.emit(ChildStopped(index, child.pid, jobs))
+            child.is_stopped = is_stopped
 
     def suspect(self, index: int, silent_ms: int, step: int) -> None:
         """Take the next step against a child that seems to hang: log its stacks, stop it, kill it."""
@@ -948,6 +959,10 @@ _MARGIN_MS: Final = 10_000
 """How much later than its timeouts allow a child may ask for a job: the machine may be overloaded."""
 
 
+_NOTE_MS: Final = 5_000
+"""Interval at which the states of processes are read, which costs 20 µs for each child that runs a job."""
+
+
 class IdleCheck:
     """Replaces a child that could take jobs and does not ask for any: it was stopped, or it hangs.
 
@@ -957,6 +972,8 @@ class IdleCheck:
 
     Time counts only while this service runs, so a machine that was suspended causes no alarm. While the worker is
     paused, or Redis fails, children may wait longer.
+
+    A child that runs a job and was stopped is only reported.
     """
 
     interval_ms = 1_000
@@ -968,17 +985,21 @@ class IdleCheck:
         self._is_off = is_off
         self._silences: dict[tuple[int, int], tuple[int, int]] = {}
         self._last_ms = 0
+        self._next_note_ms = 0
 
     def tick(self, now_ms: int, _missed: int, /) -> None:
         """Check all children that have no job."""
         elapsed_ms = min(now_ms - self._last_ms, 2 * self.interval_ms)
         self._last_ms = now_ms
+        if now_ms >= self._next_note_ms:
+            self._next_note_ms = now_ms + _NOTE_MS
+            self._pool.note_stopped()
         before = self._silences
         self._silences = {}
         for index, pid, active_ms in () if self._is_off() else self._pool.idle_children():
             silent_ms, step = before.pop((pid, active_ms), (-elapsed_ms, 0))
             silent_ms += elapsed_ms
-            if silent_ms >= self._max_silence_ms and not _is_traced(pid):
+            if silent_ms >= self._max_silence_ms and _state_of(pid) != "t":
                 self._pool.suspect(index, silent_ms, step)
                 step += 1
             self._silences[pid, active_ms] = silent_ms, step
@@ -987,9 +1008,9 @@ class IdleCheck:
                 self._pool.acquit(pid)
 
 
-def _is_traced(pid: int) -> bool:
-    """Whether a debugger holds the process."""
+def _state_of(pid: int) -> str:
+    """Return the state of a process: ``T`` if it was stopped, ``t`` if a debugger holds it; ``""`` if it is unknown."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "t"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return False
+        return ""

@@ -164,6 +164,7 @@ def test_a_paused_worker_is_alive_but_not_ready_and_says_what_resumes_it(harness
 QUICK_CHECK = """
 from bulltask.worker import child_pool, health
 child_pool._MARGIN_MS = 300
+child_pool._NOTE_MS = 0
 child_pool.IdleCheck.interval_ms = 150
 health.HealthReport.interval_ms = 50
 """
@@ -181,6 +182,7 @@ def test_a_stopped_child_without_a_job_is_replaced_and_one_that_runs_a_job_is_no
     for pid in (idle, busy):
         os.kill(pid, signal.SIGSTOP)
     job = harness.app.send_task("quick")
+    assert worker.wait_for_line("Child stopped")[0]["pid"] == busy
 
     line = worker.wait_for_line("Child killed", reason="unresponsive")[0]
     assert (line["pid"], line["jobs"]) == (idle, 0)

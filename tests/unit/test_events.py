@@ -40,6 +40,7 @@ FIELDS = {
     "EventLoopMisused": "job_id queue task problem where",
     "EventLoopStopped": "pid jobs error",
     "ChildStarted": "index pid",
+    "ChildStopped": "index pid jobs",
     "ChildDied": "index pid exit_reason jobs",
     "ChildKilled": "index pid reason jobs",
     "ChildExited": "index pid reason",

@@ -52,6 +52,7 @@ EVENTS: list[Event] = [
     events.StalledCheckSkipped("mail", 1),
     events.ServiceFailed("Recovery", 1, OverflowError("too large")),
     events.ChildStarted(0, 4711),
+    events.ChildStopped(0, 4711, 1),
     events.ChildReady(0, 4711),
     events.ChildClosing(0, 4711),
     events.ChildLimitReached(0, 4711, "max_tasks_per_child", 100, 1, None),
