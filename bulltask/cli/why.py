@@ -36,7 +36,7 @@ def why(ctx: click.Context, /, *, job_id: str | None, queue: str | None, as_json
     Without --queue, all queues are searched for the job: those of the app and of connected workers first, then the
     others.
 
-    Exit codes: 0 (explained), 1 (Redis cannot be reached, or another error), 4 (the job was not found).
+    Exit codes: 0 (explained), 1 (Redis cannot be reached, or another error), 4 (the job or the queue was not found).
     """
     if job_id is None and queue is None:
         raise click.UsageError("pass a job's ID, a queue (-Q), or both")
@@ -45,7 +45,7 @@ def why(ctx: click.Context, /, *, job_id: str | None, queue: str | None, as_json
         explanation = app.queue(queue or _queue_of(app, str(job_id))).explain(job_id)
     finally:
         app.close()
-    is_unknown = "unknown-job" in explanation.codes
+    is_unknown = not {"unknown-job", "unknown-queue"}.isdisjoint(explanation.codes)
     if as_json:
         print_json(explanation.to_json())
     elif is_unknown and queue is None:

@@ -7,7 +7,6 @@ snapshot is read again.
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +24,8 @@ from bulltask.jobs.errors import (
     BrokerUnavailableError,
     BulltaskError,
 )
-from bulltask.jobs.job import BULLTASK_KEY, INCOMPATIBLE_FIELD
+from bulltask.jobs.fields import CHECKPOINT_FIELD
+from bulltask.jobs.job import BULLTASK_KEY, INCOMPATIBLE_FIELD, RELEASES_FIELD
 from bulltask.jobs.names import REVOKED, JobState, address_of, bullmq_name
 from bulltask.queue.context import QueueContext
 from bulltask.transport.call import AllNodesCall, Call, QueueKeys, command, text, texts
@@ -41,68 +41,70 @@ Certainty = Literal["proved", "likely", "cannot see"]
 
 REASONS: Final[Mapping[str, str]] = {
     # Redis
-    "redis-unreachable": "Redis cannot be reached, or refuses the connection",
-    "redis-loading": "Redis is still loading its data, or cannot execute commands now",
-    "redis-full": "Redis has reached `maxmemory` and rejects writes",
-    "redis-read-only": "the server is a replica, or rejects writes because it cannot save its data",
+    "redis-unreachable": "Redis cannot be reached",
+    "redis-loading": "Redis cannot execute commands yet, for example because it is loading its data",
+    "redis-full": "Redis has reached `maxmemory`, and rejects writes",
+    "redis-read-only": "the server is a replica, or cannot save its data",
     # The job's place
-    "unknown-job": "the queue has no job with this id",
-    "deduplicated": "the id is a deduplication id, or the job owns one: new jobs with it are not added",
-    "hash-gone": "the queue's lists contain the id, but the job's hash was deleted or evicted",
+    "unknown-queue": "there is no such queue",
+    "unknown-job": "there is no such job",
+    "deduplicated": "a deduplication id keeps new jobs out",
+    "hash-gone": "the job's hash was deleted or evicted",
     "foreign": "the job's hash is malformed, or another program's",
-    "lost": "the job's hash exists, but no list contains its id",
-    "wrong-hash-tag": "the queue's other spelling, with or without `{}`, has the workers or the jobs",
+    "lost": "the job is in no list",
+    "wrong-hash-tag": "the jobs, or the workers, are in the queue's other spelling, with or without `{}`",
     # It waits for nothing any more
     "completed": "the job has completed",
     "failed": "the job has failed and will not be retried",
-    "revoked": "the job was revoked; if it is running, its worker was told to cancel it",
+    "revoked": "the job was revoked; if it is running, it is being cancelled",
     # It waits for other jobs
-    "child-failed": "a child job has failed, and the parent waits for it forever",
-    "child-gone": "a child job was removed, and the parent waits for it forever",
+    "child-failed": "a child job has failed; the parent waits forever",
+    "child-gone": "a child job was removed; the parent waits forever",
     "waiting-children": "the job waits for its child jobs",
     # A worker has it
     "no-stalled-check": "the job's lock has expired, and no worker looks for stalled jobs",
-    "lock-expired": "the lock of an active job has expired; a stalled check lets it run again",
-    "worker-gone": "the worker that acquired the job is gone; its lock has not expired yet",
-    "prefetched": "a child has acquired the job in advance; it starts when the child's current job ends",
-    "batch-filling": "the job waits for its batch to fill",
+    "lock-expired": "the job's lock has expired; it runs again after a stalled check",
+    "worker-gone": "the job's worker is gone, but its lock has not expired yet",
+    "prefetched": "a child has acquired the job in advance",
+    "batch-filling": "the job's batch is not full yet",
     "running": "a worker is running the job",
     # It waits for a time
     "schedule-late": "a job scheduler's next job is overdue, or missing",
-    "unknown-task": "the workers do not have the job's task",
+    "unknown-task": "the workers do not have the task",
     "incompatible": "no worker could run the job: its data does not match, or a key or serializer is missing",
-    "retry": "an attempt has failed, and the next one is due later",
-    "schedule": "it is the next job of a job scheduler",
+    "retry": "an attempt has failed; the next one is due later",
+    "schedule": "it is the next job of a scheduler",
     "delayed": "the job has a `countdown` or `eta`",
-    "task-rate-limit": "the task's rate limit throttles the job",
+    "task-rate-limit": "the task's rate limit",
     # Its queue
     "paused": "the queue is paused",
-    "paused-apart": "BullMQ 5 and 6 have both paused the queue, and jobs were left in the list `paused`",
-    "no-worker": "no worker of the queue is connected",
-    "workers-closing": "its workers are shutting down",
-    "workers-paused": "its workers are paused, but not the queue",
-    "queue-cancelled": "its workers were told to fetch no jobs from this queue",
-    "no-permits": "its workers have started as many jobs as `--max-jobs` allows",
-    "no-children": "its workers have no child process that acquires jobs",
+    "paused-apart": "BullMQ 5 and 6 have both paused the queue; some jobs are still in `paused`",
+    "no-worker": "no worker is connected",
+    "workers-closing": "the workers are shutting down",
+    "workers-paused": "the workers are paused, but not the queue",
+    "queue-cancelled": "the workers were told to fetch no jobs from the queue",
+    "no-permits": "the workers have started as many jobs as `--max-jobs` allows",
+    "no-children": "no child of the workers acquires jobs",
     "worker-silent": "a worker's supervisor is stopped, or hangs",
     "queue-rate-limit": "the queue's rate limit",
-    "global-concurrency": "as many jobs are active as the queue's global concurrency allows",
-    "workers-busy": "all slots of its workers run jobs",
-    "clocks-apart": "the sender's clock, or this machine's, differs from that of Redis",
+    "global-concurrency": "the queue's global concurrency",
+    "workers-busy": "the workers' slots or children are busy",
+    "clocks-apart": "the clock of the sender, or of this machine, differs from Redis'",
     # What will happen to it
-    "expired": "the job has expired: a worker will fail it",
-    "will-fail": "the job will fail as soon as a worker acquires it",
-    "quarantined": "the job has crashed its process, so it runs with few other jobs, or alone",
+    "expired": "the job has expired, and will fail",
+    "will-fail": "the job will fail when a worker acquires it",
+    "released": "workers that stopped have released the job",
+    "quarantined": "the job was in a process that crashed; it runs alone, or with few others",
     # Its turn
     "due": "the job is due; the next worker that asks for a job moves it",
-    "prioritized": "jobs without a priority, or with a better one, come first",
+    "prioritized": "jobs with a better priority, or with none, come first",
     "behind": "other jobs come first",
-    "marker-lost": "idle workers were not woken up; they look for jobs by themselves",
-    "next": "nothing holds the job: it runs next",
-    "working": "nothing holds the queue: its jobs run",
-    "empty": "the queue has no jobs that wait",
+    "marker-lost": "idle workers were not woken up",
+    "next": "nothing holds the job",
+    "working": "nothing holds the queue",
+    "empty": "no job waits",
     # What could not be read
-    "cannot-see": "the Redis user may not read something",
+    "cannot-see": "something may not be read",
 }
 """All codes, with their meaning. Their order is that of causes: a reason that binds earlier comes first."""
 
@@ -137,9 +139,6 @@ _MAX_TEXT: Final = 300
 _CLOCK_MS: Final = 5_000
 """The smallest difference of two clocks that is a reason."""
 
-_WORKER_ID: Final = re.compile(r"(.*@)?.+-\d+-[0-9a-f]{6}")
-"""Ids of bulltask's workers (:func:`bulltask.observe.log.worker_id`); those of Node.js are names that users choose."""
-
 _SILENT: Final = 0.6
 """A worker writes its state three times while it is valid; after this part without another one, it is silent."""
 
@@ -149,7 +148,7 @@ _SCORE: Final = 4_096
 _THROTTLED: Final = "bulltask:throttled"
 _FIELDS: Final = (
     *"name opts timestamp priority atm ats stc processedOn finishedOn pb failedReason defa deid rjk".split(),
-    *(CRASHES, _THROTTLED, INCOMPATIBLE_FIELD),
+    *(CRASHES, _THROTTLED, INCOMPATIBLE_FIELD, RELEASES_FIELD),
 )
 _SETS: Final = ("completed", "failed", "delayed", "prioritized", "waiting-children")
 _LISTS: Final = ("wait", "paused", "active")
@@ -352,7 +351,7 @@ class _Fleet:
                 states[worker_id] = state
         others = connected - set(stored or ())
         if stored is not None:
-            silent += sorted(other for other in others if _WORKER_ID.fullmatch(other))
+            silent += sorted(other for other in others if _is_of_bulltask(other))
         unknown = sorted(others - set(silent))
         return cls(states, unknown, silent, stored is not None and rows is not None)
 
@@ -469,6 +468,7 @@ class _View:
             "unsuccessful": command("ZRANGE", keys.unsuccessful(job_id), 0, _SHOWN - 1, parse_reply=texts),
             "dedup owner": command("GET", keys.deduplication(job_id)),
             "dedup ttl": command("PTTL", keys.deduplication(job_id)),
+            "checkpoint": command("HEXISTS", keys.job(job_id), CHECKPOINT_FIELD),
             "twin job": command("EXISTS", self._twin.job(job_id)),
         }
 
@@ -918,7 +918,7 @@ class _View:
 
     def _is_gone(self, worker: str) -> bool:
         """Whether a worker of bulltask is neither connected nor has a state."""
-        return _WORKER_ID.fullmatch(worker) is not None and not self._fleet.has(worker)
+        return _is_of_bulltask(worker) and not self._fleet.has(worker)
 
     def _recovery_ms(self, *, marked: bool = False) -> int:
         """Return how long it takes at most until a job without a lock is found; ``marked`` by the last check.
@@ -935,16 +935,8 @@ class _View:
     def _judge_contents(self) -> None:
         """Judge what only an explanation of the queue names: its groups of jobs."""
         replies = self._replies
-        is_unused = not any(replies["meta"] or ()) and not replies.count("wait", "delayed", "prioritized", "active")
-        if is_unused and replies["twin"]:
-            self._add(
-                "wrong-hash-tag",
-                f"Redis has no queue {self._keys.name}, but a queue {self._twin.name}, with "
-                f"{_count(replies.count('twin wait'), 'waiting job')}: queue_hash_tag must be the same wherever jobs "
-                "are sent and run",
-                {"queue": self._keys.name, "other": self._twin.name, "waiting": replies.count("twin wait")},
-                f"bulltask why -Q {shlex.quote(self._queue)} {self._other_option()}",
-            )
+        if not any(replies["meta"] or ()) and not replies.count("wait", "delayed", "prioritized", "active"):
+            self._judge_unused()
         self._judge_dead()
         for job_id in replies["incompatible"] or ():
             reason = codec.decode_text(replies["incompatible reason"])[:_MAX_TEXT]
@@ -974,6 +966,25 @@ class _View:
                 self._add("working", sentence, {"active": replies.count("active"), "waiting": waiting})
             return
         self._judge_idle()
+
+    def _judge_unused(self) -> None:
+        replies, fleet = self._replies, self._fleet
+        if replies["twin"]:
+            self._add(
+                "wrong-hash-tag",
+                f"Redis has no queue {self._keys.name}, but a queue {self._twin.name}, with "
+                f"{_count(replies.count('twin wait'), 'waiting job')}: queue_hash_tag must be the same wherever jobs "
+                "are sent and run",
+                {"queue": self._keys.name, "other": self._twin.name, "waiting": replies.count("twin wait")},
+                f"bulltask why -Q {shlex.quote(self._queue)} {self._other_option()}",
+            )
+        elif fleet.sees_all and replies.sees("meta") and not (fleet.states or fleet.unknown or fleet.silent):
+            self._add(
+                "unknown-queue",
+                f"Redis at {self._url} has no queue {self._keys.name}: nobody has sent a job to it, or it was removed",
+                {"key": self._keys.meta},
+                "bulltask queues",
+            )
 
     def _judge_idle(self) -> None:
         replies = self._replies
@@ -1193,7 +1204,10 @@ class _View:
             sentence = f"The job waits for others of its batch, for {_seconds(in_ms)} or less; it has {filled}"
             self._add("batch-filling", sentence, evidence, None, "likely", in_ms=in_ms)
         else:
-            self._add("running", f"The job is running in child {child.pid}{on_since}", evidence, stop)
+            checkpoint = ", with its checkpoint" if self._replies["checkpoint"] else ""
+            ends = f"; its worker is shutting down, and releases it if it does not end in time{checkpoint}"
+            closing = ends if state.state == "closing" else ""
+            self._add("running", f"The job is running in child {child.pid}{on_since}{closing}", evidence, stop)
 
     def _judge_children(self, job_id: str) -> None:
         total = self._replies.count("dependencies")
@@ -1318,6 +1332,10 @@ class _View:
         if deferred := self._fields.get("defa", "")[:_MAX_TEXT]:
             sentence = f"The job will fail as soon as a worker acquires it: {deferred}"
             self._add("will-fail", sentence, {"defa": deferred})
+        if releases := _whole(self._fields.get(RELEASES_FIELD)):
+            where = "continues from its checkpoint" if self._replies["checkpoint"] else "starts from the beginning"
+            sentence = f"Workers that stopped have released the job {_count(releases, 'time')}; it {where}"
+            self._add("released", sentence, {RELEASES_FIELD: releases, "checkpoint": bool(self._replies["checkpoint"])})
         if crashes := _whole(self._fields.get(CRASHES)):
             alone = crashes >= min(2, self._config.max_crashes)
             group = "alone in its process, so it waits for an empty child" if alone else "with at most 9 other jobs"
@@ -1374,9 +1392,18 @@ _LATE_MS: Final = 5_000
 """How long a scheduled job may be overdue before it is late."""
 
 _HARMLESS: Final = frozenset(
-    ("behind", "prioritized", "deduplicated", "due", "delayed", "cannot-see", "schedule", "clocks-apart")
+    ("behind", "prioritized", "deduplicated", "due", "delayed", "cannot-see", "schedule", "clocks-apart", "released")
 )
 """Reasons that hold no job that is ready to run."""
+
+
+def _is_of_bulltask(worker: str) -> bool:
+    """Whether this is the id of a worker of bulltask (:func:`bulltask.observe.log.worker_id`), as far as one can see.
+
+    Names of Node.js' workers are chosen by users.
+    """
+    parts = worker.rsplit("-", 2)
+    return len(parts) == 3 and parts[1].isdigit() and len(parts[2]) == 6
 
 
 def _other_spelling(name: str) -> str:

@@ -642,12 +642,34 @@ def queue_that_works(world: World) -> None:
 @case("empty", "Queue mail has no jobs that wait; 0 are active")
 def empty_queue(world: World) -> None:
     world.connect()
+    world.queue.set_meta({"version": "bullmq:5.62.0"})
 
 
 @case("delayed", "1 job of queue mail delayed; the first is due in 2 min")
 def queue_of_delayed_jobs(world: World) -> None:
     world.connect()
     world.add(delay=120.5)
+
+
+@case("unknown-queue", "has no queue {mail}: nobody has sent a job to it")
+def unknown_queue(world: World) -> None:
+    pass
+
+
+@case("released", "Workers that stopped have released the job 2 times; it continues from its checkpoint")
+def job_with_a_checkpoint_of_a_worker_that_stopped(world: World) -> str:
+    world.register()
+    world.add()
+    world.redis.hset(world.keys.job("j"), mapping={"bulltask:releases": 2, "bulltask:checkpoint": "{}"})
+    return "j"
+
+
+@case("running", "its worker is shutting down, and releases it if it does not end in time, with its checkpoint$")
+def checkpointed_job_of_a_worker_that_stops(world: World) -> str:
+    world.add()
+    world.redis.hset(world.keys.job("j"), "bulltask:checkpoint", "{}")
+    world.register(state="closing", jobs=(WorkerJob(id="j", queue="mail", since_ms=1, state="active"),))
+    return world.acquire()
 
 
 @case("unknown-job", "has no job missing: it was removed, or never added")
@@ -865,6 +887,7 @@ def test_the_command_explains_a_job_that_it_finds_in_any_queue(world: World) -> 
 
 
 def test_the_command_explains_a_queue_and_prints_json(world: World) -> None:
+    assert bulltask(world, "why", "-Q", "mail").exit_code == 4
     world.queue.pause()
     shown = bulltask(world, "why", "-Q", "mail", "--json")
     document = json_of(shown, "why")
