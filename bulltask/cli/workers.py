@@ -114,8 +114,9 @@ def _worker(state: WorkerState, tasks: _Names, now_ms: int) -> Iterator[str]:
     up = duration_text((now_ms - state.started_ms) / 1000)
     permits = "" if state.permits is None else f", may start {state.permits} more jobs"
     yield in_one_line(f"{state.id}  {state.state}{permits}")
+    queues = ", ".join(f"{name} (cancelled)" if name in state.cancelled else name for name in state.queues)
     yield in_one_line(
-        f"  app {state.app}, queues {', '.join(state.queues)}; bulltask {state.version}, Python {state.python}, "
+        f"  app {state.app}, queues {queues}; bulltask {state.version}, Python {state.python}, "
         f"pid {state.pid} on {state.host}, up {up}"
     )
     missing = "" if len(state.children) == state.concurrency else f" of {state.concurrency}"
@@ -170,6 +171,7 @@ def _worker_json(worker_id: str, state: WorkerState | None, queues: Sequence[str
         "id": worker_id,
         "state": state.state,
         "queues": list(state.queues),
+        "cancelled": list(state.cancelled),
         "host": state.host,
         "pid": state.pid,
         "app": state.app,

@@ -313,7 +313,9 @@ class StateReport:
         self._backoff = backoff
         self._logger = logger
         self._per_child = jobs_per_child(app)
+        self._app = app
         self._constant = _constant_state(app, queues, worker_id)
+        self._changes_number = 0
         self._due_ms = self._register_at_ms = 0
         self._written: tuple[object, object] | None = None
         self._short_state = ""
@@ -394,6 +396,10 @@ class StateReport:
 
     def _state(self, server_ms: int, now_ms: int) -> WorkerState:
         children, left_out = self._children(server_ms - now_ms)
+        if self._control.changes_number != self._changes_number:  # an order has changed rate limits, or queues
+            self._changes_number = self._control.changes_number
+            cancelled = tuple(json.loads(self._control.changes())["cancelled"])
+            self._constant = replace(self._constant, rate_limits=_rate_limits(self._app), cancelled=cancelled)
         return replace(
             self._constant,
             at_ms=server_ms,
@@ -408,7 +414,6 @@ class StateReport:
                 for _, slots in self._pool.blocks()
                 for slot in slots
             ),
-            cancelled=tuple(json.loads(self._control.changes())["cancelled"]) if self._control.changes_number else (),
             permits=None if self._max_jobs is None else max(0, self._max_jobs - self._control.jobs_started),
         )
 
@@ -449,10 +454,15 @@ def _rss_kib(pid: int) -> int | None:
         return None
 
 
+def _rate_limits(app: App) -> dict[str, str]:
+    names = sorted(app.tasks)[:MAX_TASKS]
+    rates = {name: app.tasks[name]._options.rate(app._config) for name in names}
+    return {name: str(rate) for name, rate in rates.items() if rate is not None}
+
+
 def _constant_state(app: App, queues: Sequence[QueueKeys], worker_id: str) -> WorkerState:
     """Return the state without what changes."""
     config, names = app._config, sorted(app.tasks)
-    rates = {task.name: rate for task in app.tasks.values() if (rate := task._options.rate(config)) is not None}
     limits = {
         keys.queue: {"max": limit["max"], "duration_ms": limit["duration"]}
         for keys in queues
@@ -470,7 +480,7 @@ def _constant_state(app: App, queues: Sequence[QueueKeys], worker_id: str) -> Wo
         home=queues[0].name,
         tasks=tuple(names[:MAX_TASKS]),
         tasks_left_out=max(0, len(names) - MAX_TASKS),
-        rate_limits={name: str(rates[name]) for name in names[:MAX_TASKS] if name in rates},
+        rate_limits=_rate_limits(app),
         limiter=limits,
         lock_ms=config.lock_ms,
         stalled_interval_ms=None if config.skip_stalled_check else config.stalled_interval_ms,

@@ -194,6 +194,8 @@ def test_a_queue_is_cancelled_and_consumed_again(harness: WorkerHarness, start: 
         assert harness.app.send_task("quick").get(timeout=60) is None
     assert [queue["name"] for queue in (harness.app.inspect().active_queues() or {})[name]] == ["default"]
     assert sum(map(harness.start_count, mails)) == 0
+    wait_until(lambda: "queues default, mail (cancelled)" in run(harness, "workers").stdout, 60.0, "the worker's state")
+    assert json_of(run(harness, "workers", "--json"), "workers")["workers"][0]["cancelled"] == ["mail"]
     refused = run(harness, "control", "cancel", "default")
     assert "its only queue: pause the worker instead" in refused.stderr
     assert "bulltask worker -A … -Q other" in run(harness, "control", "consume", "other").stderr
@@ -203,7 +205,7 @@ def test_a_queue_is_cancelled_and_consumed_again(harness: WorkerHarness, start: 
 
 
 def test_limits_of_tasks_and_the_log_level_are_changed(harness: WorkerHarness, start: Callable[..., Worker]) -> None:
-    worker = start(children=1, settings={"task_max_retries": 0, "loglevel": "info"})
+    worker = start(children=1, settings={"loglevel": "info"})
     first, second = harness.app.send_task("limited"), harness.app.send_task("limited")
     harness.wait_for_start(first)
     wait_until(lambda: second.state == "delayed", 60.0, "a throttled job")
@@ -212,9 +214,13 @@ def test_limits_of_tasks_and_the_log_level_are_changed(harness: WorkerHarness, s
     assert run(harness, "control", "rate-limit", "a_quick", "1/h").exit_code == 0
     throttled = [harness.app.send_task("a_quick") for _ in range(3)]
     wait_until(lambda: sum(job.state == "delayed" for job in throttled) == 2, 60.0, "throttled jobs")
+    states = harness.app.queue("default").get_worker_states
+    wait_until(
+        lambda: [state.rate_limits for state in states().values() if state] == [{"a_quick": "1/h"}], 60.0, "state"
+    )
     assert run(harness, "control", "time_limit", "endless", "0.1").exit_code == 0
     with pytest.raises(TaskError, match=r"soft time limit of 0\.1 s"):
-        harness.app.send_task("endless").get(timeout=60)
+        harness.sender(task_max_retries=0).send_task("endless").get(timeout=60)
     assert run(harness, "control", "log-level", "debug").exit_code == 0
     harness.app.send_task("talk").get(timeout=60)
     worker.wait_for_line("a line of the app")
@@ -231,7 +237,7 @@ def test_limits_of_tasks_and_the_log_level_are_changed(harness: WorkerHarness, s
 
 
 def test_children_that_start_later_know_what_was_changed(harness: WorkerHarness, start: Callable[..., Worker]) -> None:
-    worker = start(children=1, settings={"worker_start_method": "spawn", "task_max_retries": 0})
+    worker = start(children=1, settings={"worker_start_method": "spawn"})
     before = worker.children
     assert run(harness, "control", "time-limit", "endless", "--soft", "0.1").exit_code == 0
     assert run(harness, "control", "log-level", "debug").exit_code == 0
@@ -239,7 +245,7 @@ def test_children_that_start_later_know_what_was_changed(harness: WorkerHarness,
     worker.wait_for_line("Child started", count=2)
     wait_until(lambda: not set(before) & set(worker.children), 60.0, "another child")
     with pytest.raises(TaskError, match=r"soft time limit of 0\.1 s"):
-        harness.app.send_task("endless").get(timeout=60)
+        harness.sender(task_max_retries=0).send_task("endless").get(timeout=60)
     harness.app.send_task("talk").get(timeout=60)
     worker.wait_for_line("a line of the app")
     assert worker.stop() == ExitCode.OK
@@ -343,8 +349,8 @@ def test_bad_orders_are_answered_or_ignored_and_do_no_harm(
     assert worker.stop() == ExitCode.OK
 
 
-@pytest.mark.every_topology
-def test_orders_can_be_given_in_asyncio_and_without_waiting(
+@pytest.mark.parametrize("broker_url", ["cluster"], indirect=True)
+def test_orders_can_be_given_on_a_cluster_in_asyncio_and_without_waiting(
     harness: WorkerHarness, start: Callable[..., Worker]
 ) -> None:
     worker = start(children=1)
