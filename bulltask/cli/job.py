@@ -55,10 +55,10 @@ _queue_option = click.option(
     short_help="Show a job from Redis and from the data lake.",
 )
 def job() -> None:
-    """Show a job, even if it is no longer in Redis.
+    """Show or change single jobs. For all jobs that match a filter, use 'bulltask jobs'.
 
-    Removed jobs are read from the data lake that 'bulltask pipeline run' writes. This requires the history extra
-    (pip install 'bulltask[history]'). To search for jobs in the lake, use 'bulltask history search'.
+    'show' also shows jobs that are no longer in Redis, from the data lake that 'bulltask pipeline run' writes. This
+    requires the history extra (pip install 'bulltask[history]'). To search the lake, use 'bulltask history search'.
     """
 
 
