@@ -101,6 +101,10 @@ def _in_redis(app: App, job_id: str, queue: str | None, lake: Path | None) -> _F
             raise
         echo(f"Redis is not available; showing the lake only: {exc}", err=True)
         return None
+    except NotFoundError:  # another queue has a job with this id
+        if lake is None:
+            raise
+        return None
     finally:
         app.close()
 
@@ -390,7 +394,8 @@ def queue_of_job(app: App, job_id: str, queue: str | None = None, known: Collect
     """Return the queue that has a job: ``queue``, or if that is ``None``, any queue; ``None`` if it has no such job.
 
     Raises:
-        NotFoundError: The queue that has it is stored with a hash tag, and the app's are not, or the other way round.
+        NotFoundError: The queue that has it is not ``queue``, or is stored with a hash tag, and the app's are not, or
+            the other way round.
         UsageError: Several queues have a job with this id.
     """
     config, with_tag = app._config, not app._config.queue_hash_tag
@@ -410,6 +415,8 @@ def queue_of_job(app: App, job_id: str, queue: str | None = None, known: Collect
         if is_there:
             option = "--queue-hash-tag" if with_tag else "--no-queue-hash-tag"
             raise NotFoundError(safe(f"job {job_id!r} is in queue {other!r}: use {option}"))
+    if queue and (names := queues_with_job(app, job_id, known)):
+        raise NotFoundError(safe(f"job {job_id!r} is not in queue {queue}, but in {', '.join(names)}: use --queue"))
     return None
 
 

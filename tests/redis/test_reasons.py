@@ -905,6 +905,16 @@ def test_the_command_finds_the_queue_of_a_deduplication_id_and_of_a_job_without_
     assert (shown.exit_code, "Job j, queue mail: waiting" in shown.output) == (0, True)
 
 
+@pytest.mark.parametrize(
+    "command", ["why j -Q mail", "job show j --queue mail", "job revoke j -q mail", "result j -q mail"]
+)
+def test_a_job_of_another_queue_is_not_said_to_be_missing(world: World, command: str) -> None:
+    world.app.queue("files").add("send", {}, job_id="j")
+    shown = bulltask(world, *command.split())
+    assert shown.exit_code == 4
+    assert "job 'j' is not in queue mail, but in files: use --queue" in shown.stderr
+
+
 def test_the_exit_codes_of_the_command(world: World) -> None:
     missing = bulltask(world, "why", "missing")
     assert missing.exit_code == 4
