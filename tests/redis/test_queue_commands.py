@@ -21,7 +21,7 @@ from tests.support.command_output import json_of
 from tests.support.machine_load import scale_to_load
 from tests.support.queue_contents import add
 
-pytestmark = [pytest.mark.redis, pytest.mark.one_server]
+pytestmark = [pytest.mark.redis]
 
 
 def run(broker_url: str, *args: str) -> Result:
@@ -33,6 +33,7 @@ def by_name(document: Any) -> dict[str, Any]:
     return {queue["queue"]: queue for queue in document["queues"]}
 
 
+@pytest.mark.every_topology
 def test_a_queue_is_shown_with_its_jobs_their_age_and_how_many_come_and_go(
     broker_url: str, redis_client: redis.Redis, queue: Queue
 ) -> None:
@@ -90,6 +91,7 @@ def test_the_oldest_age_is_that_of_waiting_jobs_that_no_worker_has_had(broker_ur
     assert oldest() == 7
 
 
+@pytest.mark.every_topology
 def test_a_paused_queue_shows_who_has_paused_it_unless_another_client_has_resumed_it(
     broker_url: str, redis_client: redis.Redis, queue: Queue
 ) -> None:
@@ -112,6 +114,7 @@ def test_a_paused_queue_shows_who_has_paused_it_unless_another_client_has_resume
     assert shown() == (True, None)
 
 
+@pytest.mark.one_server
 def test_queues_of_node_alone_are_found_and_so_are_workers(broker_url: str, redis_client: redis.Redis) -> None:
     redis_client.hset("bull:videos:meta", "version", "bullmq:5.62.0")
     redis_client.lpush("bull:videos:wait", "1")
@@ -125,6 +128,7 @@ def test_queues_of_node_alone_are_found_and_so_are_workers(broker_url: str, redi
     assert queues["videos"]["added_per_second"] is None, "it has no events"
 
 
+@pytest.mark.one_server
 def test_a_sender_registers_its_queue_which_is_then_found_without_a_scan(
     broker_url: str, redis_client: redis.Redis, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +140,7 @@ def test_a_sender_registers_its_queue_which_is_then_found_without_a_scan(
     assert not document["scanned_all"]
 
 
+@pytest.mark.one_server
 def test_a_sender_that_may_not_register_its_queue_sends_nevertheless(
     broker_url: str, redis_client: redis.Redis
 ) -> None:
@@ -149,6 +154,7 @@ def test_a_sender_that_may_not_register_its_queue_sends_nevertheless(
     assert not redis_client.exists("bulltask:queues")
 
 
+@pytest.mark.one_server
 def test_2000_queues_are_listed_in_two_seconds_without_a_long_call(
     broker_url: str, redis_client: redis.Redis, app: App
 ) -> None:
