@@ -18,7 +18,7 @@ from bulltask.cli.groups import HintGroup
 from bulltask.cli.options import duration_option, json_option, redis_options
 from bulltask.cli.terminal import as_table, duration_text, echo, in_one_line, print_json
 from bulltask.config.parsers import rate_limits
-from bulltask.jobs.errors import BulltaskError, ConfigError
+from bulltask.jobs.errors import BulltaskError
 from bulltask.jobs.names import EVERY_QUEUE, name_in_app
 from bulltask.lake.formatting import pluralize
 from bulltask.queue import Queue
@@ -360,7 +360,7 @@ def limit(ctx: click.Context, /, *, name: str, rate: str | None, remove: bool, *
         if rate is not None:
             wanted = rate_limits(rate, "RATE").get(EVERY_QUEUE)
             if wanted is None:
-                raise ConfigError(f"RATE must be a rate such as '100/m', not {rate!r:.200}")
+                raise click.UsageError(f"RATE must be a rate such as '100/m', not {rate!r:.200}")
             queue.set_global_rate_limit(wanted["max"], wanted["duration"] / 1000)
         elif remove:
             queue.remove_global_rate_limit()
