@@ -15,7 +15,6 @@ from bulltask.cli.options import redis_options
 from bulltask.cli.terminal import echo
 from bulltask.jobs.clock import mono_s
 from bulltask.jobs.names import name_in_app
-from bulltask.observe.metrics import QueuesCollector, bind, serve
 from bulltask.queue.overview import find_queues
 from bulltask.transport.call import QueueKeys, SyncClient
 from bulltask.transport.operation import run_sync
@@ -44,6 +43,8 @@ def exporter(ctx: click.Context, /, *, host: str, port: int, names: str | None, 
 
     One exporter is enough for a server, and it needs no worker. It may use Redis as the role reader.
     """
+    from bulltask.observe.metrics import QueuesCollector, bind, serve  # noqa: PLC0415 - not on Windows, and slow
+
     app = load_app_or_broker(ctx, options)
     reader = _Reader(app, [name.strip() for name in names.split(",")] if names else None)
     listener = bind(host, port)

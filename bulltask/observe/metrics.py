@@ -124,7 +124,7 @@ METRICS: Final[Mapping[str, MetricDeclaration]] = {**OF_WORKERS, **OF_QUEUES, **
 """All metrics."""
 
 
-class QueueReading(Protocol):
+class _QueueReading(Protocol):
     """What Redis says about a queue: see :class:`bulltask.transport.queue_readings.QueueReading`."""
 
     @property
@@ -141,7 +141,7 @@ class QueueReading(Protocol):
     def workers(self) -> int: ...
 
 
-QueueReadings = Callable[[], Mapping[str, QueueReading]]
+QueueReadings = Callable[[], Mapping[str, _QueueReading]]
 """Reads the queues from Redis."""
 
 
@@ -161,7 +161,7 @@ class _Families:
         texts = (*map(floatToGoString, bounds), "+Inf")
         self._families[name].add_metric(labels, list(zip(texts, histogram.buckets, strict=True)), histogram.seconds)
 
-    def add_queues(self, readings: Mapping[str, QueueReading]) -> None:
+    def add_queues(self, readings: Mapping[str, _QueueReading]) -> None:
         for queue, reading in readings.items():
             for state, count in reading.jobs.items():
                 self.add("bulltask_queue_jobs", count, queue, state)
@@ -289,7 +289,7 @@ class QueuesCollector(Collector):
         self._left_out = left_out
         self._cache_s = cache_s
         self._next_read_s = 0.0
-        self._readings: Mapping[str, QueueReading] | None = None
+        self._readings: Mapping[str, _QueueReading] | None = None
         self._took_s = 0.0
         self._one_scrape = threading.Lock()
 

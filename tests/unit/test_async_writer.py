@@ -29,6 +29,7 @@ async def most_writes_at_once(duration_ms: float) -> int:
         call=lambda *_, **__: (object(), False),
         after_finish=lambda *_: None,
         emit=lambda *_: None,
+        counts=None,
     )
     client: Any = SimpleNamespace(run=run)
     backoff: Any = SimpleNamespace(reset=lambda: None)
