@@ -99,6 +99,7 @@ REASONS: Final[Mapping[str, str]] = {
     "due": "the job is due; the next worker that asks for a job moves it",
     "prioritized": "jobs with a better priority, or with none, come first",
     "behind": "other jobs come first",
+    "not-acquired": "nothing holds the job, but no worker acquires it: children hang or are stopped",
     "marker-lost": "idle workers were not woken up",
     "next": "nothing holds the job",
     "working": "nothing holds the queue",
@@ -147,7 +148,7 @@ _SCORE: Final = 4_096
 
 _THROTTLED: Final = "bulltask:throttled"
 _FIELDS: Final = (
-    *"name opts timestamp priority atm ats stc processedOn finishedOn pb failedReason defa deid rjk".split(),
+    *"name opts timestamp delay priority atm ats stc processedOn finishedOn pb failedReason defa deid rjk".split(),
     *(CRASHES, _THROTTLED, INCOMPATIBLE_FIELD, RELEASES_FIELD),
 )
 _SETS: Final = ("completed", "failed", "delayed", "prioritized", "waiting-children")
@@ -429,6 +430,7 @@ class _View:
             "first delayed": command("ZRANGE", keys.delayed, 0, 0, "WITHSCORES", parse_reply=_first),
             "first scheduler": command("ZRANGE", keys.repeat, 0, 0, "WITHSCORES", parse_reply=_first),
             "incompatible": command("ZRANGE", keys.incompatible, 0, 0, parse_reply=texts),
+            "head": command("LRANGE", keys.wait, -1, -1, parse_reply=texts),
             "rates": command("HGETALL", keys.task_rates, parse_reply=_pairs),
             "limiter": command("GET", keys.limiter),
             "limiter ttl": command("PTTL", keys.limiter),
@@ -490,6 +492,8 @@ class _View:
         keys, calls = self._keys, dict[str, Call[Any]]()
         for job_id in self._replies["incompatible"] or ():
             calls["incompatible reason"] = command("HGET", keys.job(job_id), "failedReason")
+        for job_id in self._replies["head"] or ():
+            calls["head times"] = command("HMGET", keys.job(job_id), "timestamp", "ats", "delay")
         for task in list(self._replies["rates"] or ())[:_SAMPLE]:
             calls[f"line {task}"] = command("ZCARD", keys.throttled(task))
         scheduler = self._replies["first scheduler"]
@@ -892,14 +896,15 @@ class _View:
         dead = [holder["id"] for holder in holders if holder["lock"] in {"expired", "worker gone"}]
         names = ", ".join(f"{it['id']}{_LOCKS.get(it['lock'], '')}" for it in holders[:_SHOWN])
         more = f" and {len(holders) - _SHOWN} more" if len(holders) > _SHOWN else ""
-        held = f"; {len(dead)} of them without a worker, until a stalled check" if dead else ""
+        until = "a worker starts" if self._has_no_workers() else "a stalled check"
+        held = f"; {len(dead)} of them without a worker, until {until}" if dead else ""
         self._add(
             "global-concurrency",
             f"Queue {self._queue} may have {_count(concurrency, 'active job')} (its global concurrency), and has "
             f"{self._replies.count('active')}: {names}{more}{held}",
             {"concurrency": concurrency, "active": self._replies.count("active"), "holders": holders},
             f"bulltask queue concurrency {shlex.quote(self._queue)} {concurrency + 1}",
-            in_ms=self._recovery_ms() if dead else None,
+            in_ms=self._recovery_ms() if dead and not self._has_no_workers() else None,
         )
 
     def _holder(self, job_id: str) -> dict[str, Any]:
@@ -958,7 +963,8 @@ class _View:
             )
         waiting = replies.count("wait", "paused", "prioritized")
         if waiting:
-            if not self._holds():
+            timestamp, starts, delay = replies["head times"] or (None, None, None)
+            if not self._holds() and not self._judge_neglect(timestamp, starts, delay):
                 sentence = (
                     f"Nothing holds queue {self._queue}: {_count(replies.count('active'), 'job')} active, {waiting} "
                     "waiting"
@@ -968,7 +974,7 @@ class _View:
         self._judge_idle()
 
     def _judge_unused(self) -> None:
-        replies, fleet = self._replies, self._fleet
+        replies = self._replies
         if replies["twin"]:
             self._add(
                 "wrong-hash-tag",
@@ -978,7 +984,7 @@ class _View:
                 {"queue": self._keys.name, "other": self._twin.name, "waiting": replies.count("twin wait")},
                 f"bulltask why -Q {shlex.quote(self._queue)} {self._other_option()}",
             )
-        elif fleet.sees_all and replies.sees("meta") and not (fleet.states or fleet.unknown or fleet.silent):
+        elif self._has_no_workers() and replies.sees("meta"):
             self._add(
                 "unknown-queue",
                 f"Redis at {self._url} has no queue {self._keys.name}: nobody has sent a job to it, or it was removed",
@@ -994,14 +1000,14 @@ class _View:
             late = due_ms <= self._now_ms
             self._add(
                 "due" if late else "delayed",
-                f"{_count(replies.count('delayed'), 'job')} of queue {self._queue} "
-                + (f"delayed; the first has been due for {_seconds(self._now_ms - due_ms)}" if late else "")
-                + ("" if late else f"delayed; the first is due in {_seconds(due_ms - self._now_ms)}"),
+                f"{_jobs_are(replies.count('delayed'))} delayed in queue {self._queue}; the first "
+                + (f"has been due for {_seconds(self._now_ms - due_ms)}" if late else "")
+                + ("" if late else f"is due in {_seconds(due_ms - self._now_ms)}"),
                 {"delayed": replies.count("delayed"), "first": first[0], "due": _iso(due_ms)},
                 in_ms=due_ms - self._now_ms,
             )
         if children := replies.count("children"):
-            sentence = f"{_count(children, 'job')} of queue {self._queue} waiting for child jobs"
+            sentence = f"{_jobs_are(children)} waiting for child jobs in queue {self._queue}"
             self._add("waiting-children", sentence, {"waiting-children": children})
         if not (first or children):
             sentence = f"Queue {self._queue} has no jobs that wait; {replies.count('active')} are active"
@@ -1010,12 +1016,12 @@ class _View:
     def _judge_dead(self) -> None:
         """Judge the active jobs that no worker runs any more."""
         holders = [self._holder(job_id) for job_id in reversed(self._holders)]
-        in_ms = self._recovery_ms()
+        in_ms = None if self._has_no_workers() else self._recovery_ms()
         for lock, code, what in (
             (
                 "expired",
                 "lock-expired",
-                "without a lock, because the worker that ran them is gone or could not renew it",
+                "without a lock, whose worker is gone or could not renew it",
             ),
             ("worker gone", "worker-gone", "whose worker is gone, with a lock that has not expired yet"),
         ):
@@ -1161,11 +1167,18 @@ class _View:
         if self._nobody_checks():
             sentence = f"{lost}. No worker of the queue looks for stalled jobs (skip_stalled_check): it stays active"
             self._add("no-stalled-check", sentence, evidence, f"app.queue({self._queue!r}).check_stalled()")
+        elif self._has_no_workers():
+            sentence = f"{lost}. It runs again after a worker of the queue has started and found it"
+            self._add("lock-expired", sentence, evidence, self._start_worker())
         else:
             sentence = f"{lost}. It runs again after a stalled check, in {_seconds(in_ms)} or less"
             self._add("lock-expired", sentence, evidence, in_ms=in_ms)
         self._judge_queue(waits=False)
         self._judge_future()
+
+    def _has_no_workers(self) -> bool:
+        fleet = self._fleet
+        return fleet.sees_all and not (fleet.states or fleet.unknown or fleet.silent)
 
     def _nobody_checks(self) -> bool:
         states = self._fleet.states.values()
@@ -1363,16 +1376,38 @@ class _View:
                 count = _count(before, "job") if is_exact else f"More than {before:,} jobs"
                 sentence = f"{count} of queue {self._queue} {'comes' if before == 1 else 'come'} first"
                 self._add("behind", sentence, {"before": before, "exact": is_exact})
-        if self._holds():
-            return
-        marker = replies["marker"] == 0 and not replies.count("active")
-        if marker:
+        if not self._holds():
+            self._judge_start()
+
+    def _judge_start(self) -> None:
+        """Judge why a job that nothing holds has not started yet."""
+        replies, codes = self._replies, {reason.code for reason in self._reasons}
+        if codes.isdisjoint({"behind", "prioritized"}):
+            fields = [self._fields.get(name) for name in ("timestamp", "ats", "delay")]
+            if self._judge_neglect(*fields):
+                return
+        if replies["marker"] == 0 and not replies.count("active"):
             in_ms = self._config.drain_delay_ms
             sentence = f"Workers are idle and were not woken up; they look for jobs by themselves in {_seconds(in_ms)}"
             self._add("marker-lost", sentence, {"marker": 0, "active": 0}, None, "likely", in_ms=in_ms)
-        elif not self._reasons:
+        elif not codes:
             sentence = f"Nothing holds the job: it runs next in queue {self._queue}"
             self._add("next", sentence, {"active": replies.count("active"), "before": 0})
+
+    def _judge_neglect(self, timestamp: object, starts: object, delay: object) -> bool:
+        """Judge whether idle workers leave the next job alone, which has these fields."""
+        waited_ms = self._now_ms - _whole(timestamp) - _whole(delay)
+        if self._replies.count("active") or _whole(starts) or not _whole(timestamp) or waited_ms < _NEGLECTED_MS:
+            return False
+        self._add(
+            "not-acquired",
+            f"Nothing holds queue {self._queue}, and no job is active, but the next job has been waiting for "
+            f"{_seconds(waited_ms)}: the children of its workers hang or are stopped, or cannot reach Redis",
+            {"waited_ms": waited_ms, "active": 0, "workers": [*self._fleet.states, *self._fleet.unknown]},
+            "bulltask control replace-children",
+            "likely",
+        )
+        return True
 
     def _before(self) -> tuple[int, bool] | None:
         """Return how many jobs come before the job, and whether that is all of them."""
@@ -1387,6 +1422,9 @@ class _View:
 
 
 _LOCKS: Final = {"expired": " (lock expired)", "worker gone": " (its worker is gone)"}
+
+_NEGLECTED_MS: Final = 15_000
+"""After this time, workers should have acquired the next job of a queue; they look for jobs by themselves, too."""
 
 _LATE_MS: Final = 5_000
 """How long a scheduled job may be overdue before it is late."""
@@ -1500,6 +1538,10 @@ def _listed(names: Sequence[str]) -> str:
 def _count(count: int, noun: str) -> str:
     plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
     return f"{count:,} {noun if count == 1 else plural}"
+
+
+def _jobs_are(count: int) -> str:
+    return f"{_count(count, 'job')} {'is' if count == 1 else 'are'}"
 
 
 def _quoted(job_id: str) -> str:

@@ -292,7 +292,7 @@ def worker_that_died(world: World) -> str:
     return world.die()
 
 
-@case("lock-expired", "Queue mail has 1 active job without a lock, .*: j$")
+@case("lock-expired", "Queue mail has 1 active job without a lock, whose worker .*: j$")
 def queue_whose_worker_died(world: World) -> None:
     world.connect()
     world.add()
@@ -625,6 +625,24 @@ def lost_marker(world: World) -> str:
     return "j"
 
 
+@case("not-acquired", "no job is active, but the next job has been waiting for 30.0 s: the children .* hang")
+def job_that_idle_workers_leave_alone(world: World) -> str:
+    world.register()
+    world.add(timestamp=datetime.now(UTC) - timedelta(seconds=30.02))
+    return "j"
+
+
+@case("not-acquired", "no job is active, but the next job has been waiting for 30.0 s")
+def queue_that_idle_workers_leave_alone(world: World) -> None:
+    job_that_idle_workers_leave_alone(world)
+
+
+@case("lock-expired", "It runs again after a worker of the queue has started and found it")
+def stalled_job_without_any_worker(world: World) -> str:
+    world.add()
+    return world.die()
+
+
 @case("next", "Nothing holds the job: it runs next in queue mail")
 def next_job(world: World) -> str:
     world.connect()
@@ -645,7 +663,7 @@ def empty_queue(world: World) -> None:
     world.queue.set_meta({"version": "bullmq:5.62.0"})
 
 
-@case("delayed", "1 job of queue mail delayed; the first is due in 2 min")
+@case("delayed", "1 job is delayed in queue mail; the first is due in 2 min")
 def queue_of_delayed_jobs(world: World) -> None:
     world.connect()
     world.add(delay=120.5)
