@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import redis
 from click.testing import CliRunner, Result
 
 from bulltask import TaskError
@@ -361,7 +363,15 @@ def test_orders_can_be_given_on_a_cluster_in_asyncio_and_without_waiting(
         assert await app.acontrol.ping() == [{name: {"ok": "pong"}}]
         assert await app.ainspect(f"{name[:5]}*").active() == {name: []}
         assert await app.acontrol.pool_grow() is None
-        assert await app.acontrol.purge() == 0
+        assert await app.acontrol.discard_all() == 0
+        assert "quick" in (await app.ainspect().registered_tasks() or {})[name]
+        for answer in (
+            await app.acontrol.pool_restart(reply=True),
+            await app.acontrol.add_consumer("default", reply=True),
+            await app.acontrol.pool_shrink(reply=True),
+        ):
+            assert answer is not None
+            assert "error" not in answer[0][name]
         await app.aclose()
 
     asyncio.run(orders())
@@ -369,15 +379,21 @@ def test_orders_can_be_given_on_a_cluster_in_asyncio_and_without_waiting(
     assert worker.stop() == ExitCode.OK
 
 
+def _delete_user(url: str, name: str) -> None:
+    with redis.Redis.from_url(url) as client:
+        client.acl_deluser(name)
+
+
 @pytest.mark.parametrize("queue", [(), ("--queue", "default")])
 def test_users_with_their_roles_suffice_for_orders(
-    harness: WorkerHarness, start: Callable[..., Worker], queue: tuple[str, ...]
+    harness: WorkerHarness, start: Callable[..., Worker], queue: tuple[str, ...], request: pytest.FixtureRequest
 ) -> None:
     urls = {}
     for role in ("worker", "operator", "reader"):
         name = f"{role}-{os.urandom(4).hex()}"
         line = run(harness, "acl", role, "--user", name, *queue).stdout.split()
         harness.redis.execute_command(*(">secret" if word == ">PASSWORD" else word for word in line))
+        request.addfinalizer(functools.partial(_delete_user, harness.url, name))
         urls[role] = harness.url.replace("://", f"://{name}:secret@")
     worker = start(children=1, settings={"broker_url": urls["worker"]})
     harness.wait_for_start(job := harness.hold())
