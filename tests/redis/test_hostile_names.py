@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from bulltask import App
 from bulltask.cli.main import main
 from bulltask.testing import InlineWorker, use_server
+from bulltask.transport.call import known_queues
 
 pytestmark = pytest.mark.redis
 
@@ -61,7 +62,9 @@ def test_a_name_is_only_a_part_of_its_own_keys(broker_url: str, redis_client: re
         queue.schedulers.remove(name)
         keys = app._broker.keys(name)
         found = set(redis_client.scan_iter(count=1000))
-        assert [key for key in found if not key.startswith((keys.base, keys.bulltask_base))] == ["bystander"]
+        others = {key for key in found if not key.startswith((keys.base, keys.bulltask_base))}
+        assert others == {"bystander", known_queues(keys.prefix)}
+        assert redis_client.zrange(known_queues(keys.prefix), 0, -1) == [keys.name]
         assert redis_client.get("bystander") == "unchanged"
 
 
@@ -101,7 +104,7 @@ def test_the_commands_print_no_control_characters_of_a_job(command: Command, red
     check(command("job", "show", EVIL, "--queue", "mail"), code=0)
     shown = check(command("job", "show", EVIL, "--queue", "mail", "--json"), code=0)
     assert json.loads(shown)["redis"]["name"] == EVIL
-    check(command("job", "show", f"{EVIL}-2"), code=1)
+    check(command("job", "show", f"{EVIL}-2"), code=4)
     check(command("revoke", "--queue", "mail", EVIL), code=0)
     check(command("revoke", "--queue", EVIL, EVIL), code=1)
 
@@ -111,6 +114,8 @@ def test_the_commands_print_no_control_characters_of_a_queues_name(command: Comm
         write_job(redis_client, queue, "same")
     assert "several queues" in check(command("job", "show", "same"), code=2)
     assert "several queues" in check(command("revoke", "same"), code=2)
+    assert EVIL in {queue["queue"] for queue in json.loads(check(command("queues", "--json"), code=0))["queues"]}
+    check(command("queues"), code=0)
 
 
 def test_a_name_that_is_not_utf_8_can_be_printed(command: Command, redis_client: redis.Redis) -> None:

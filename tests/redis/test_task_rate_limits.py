@@ -323,7 +323,7 @@ def test_a_throttled_job_of_a_scheduler_does_not_stop_the_scheduler(
 def test_a_limit_leaves_no_keys_behind(app: App, worker: InlineWorker, starts: Starts, server: redis.Redis) -> None:
     jobs = send(app, 3)
     worker.run_jobs()
-    keys = server.keys("bulltask:*")
+    keys = server.keys("bulltask:{*")
     assert sorted(keys) == ["bulltask:{default}:next-start:limited", "bulltask:{default}:throttled:limited"]
     assert all(server.pttl(key) > 0 for key in keys)
     worker.run_for(60)
