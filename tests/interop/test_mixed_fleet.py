@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bulltask.testing.worker import wait_until
-from bulltask.transport.call import queue_consumers
+from bulltask.transport.call import known_queues, queue_consumers
 from tests.interop.interop_queue import InteropQueue, recorded_ids
 from tests.interop.node_bridge import NodeBridge
 from tests.support.worker import Worker
@@ -121,8 +121,15 @@ def test_a_mixed_fleet_loses_none_of_4000_jobs_and_runs_none_twice(mail: Interop
             pipeline.hmget(mail.keys.job(job_id), "atm", "ats", "stc", "failedReason")
         assert Counter(map(tuple, pipeline.execute())) == {("1", "1", None, None): JOBS - len(stalled)}
     # The times that bulltask's stalled check records expire after two of its intervals.
-    kept = {*sent, mail.keys.lock_expiries, mail.keys.task_rates, queue_consumers("bull", "tested")}
-    left = {key.removeprefix(mail.keys.base) for key in mail.redis.keys("*")} - kept
+    kept = {
+        *sent,
+        mail.keys.lock_expiries,
+        mail.keys.task_rates,
+        queue_consumers("bull", "tested"),
+        known_queues("bull"),
+    }
+    names = (key for key in mail.redis.keys("*") if not key.startswith(f"{mail.keys.bulltask_base}worker"))
+    left = {key.removeprefix(mail.keys.base) for key in names} - kept
     assert left <= {"completed", "events", "id", "marker", "meta", "pc", "stalled-check"}, left
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bulltask import App
-from bulltask.transport.call import queue_consumers
+from bulltask.transport.call import known_queues, queue_consumers
 from tests.interop.interop_queue import InteropQueue
 from tests.interop.node_bridge import NodeBridge
 
@@ -54,4 +54,8 @@ def test_a_prefix_must_be_the_same_on_both_sides(mail: InteropQueue) -> None:
         assert app.result(job["id"]).get(timeout=60) == 1
         assert node.call("queue.getJob", queue="{mail}", job=app.send_task("echo").id)["name"] == "echo"
     others = [key for key in mail.redis.keys("*") if not key.startswith("shop:{mail}:")]
-    assert set(others) == {queue_consumers("shop", "tested"), "bulltask:shop:{mail}:task-rates"}
+    assert {key for key in others if not key.startswith("bulltask:shop:{mail}:worker")} == {
+        queue_consumers("shop", "tested"),
+        known_queues("shop"),
+        "bulltask:shop:{mail}:task-rates",
+    }

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bulltask.transport.call import known_queues
 from tests.interop.interop_queue import CLOCK_TOLERANCE_MS, InteropQueue
 from tests.support.machine_load import scale_to_load
 
@@ -168,7 +169,7 @@ def stored(side: InteropQueue, job_id: str) -> dict[str, Any]:
 
 def keys_by_type(side: InteropQueue, job_id: str) -> dict[str, str]:
     """Return the types of all keys, without the queue's prefix."""
-    names = sorted(side.redis.keys("*"))
+    names = sorted(key for key in side.redis.keys("*") if key != known_queues(side.keys.prefix))
     assert all(name.startswith(side.keys.base) for name in names), names
     return {
         "JOB" if name == side.keys.job(job_id) else name.removeprefix(side.keys.base): side.redis.type(name)
