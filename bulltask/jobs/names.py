@@ -42,7 +42,6 @@ __all__ = [
     "is_queue_key",
     "may_be_old_repeat_key",
     "name_in_app",
-    "new_job_id",
     "qualified_name",
     "to_plain",
 ]
@@ -188,19 +187,6 @@ def check_queue_name(name: str) -> str:
 def check_job_name(name: str) -> str:
     """Return ``name`` if it is a valid task name."""
     return _check_text(name, "task name")
-
-
-_uuid7: Callable[[], object] | None = None
-
-
-def new_job_id() -> str:
-    """Return an id for a new job: a UUID of version 7, which begins with the time."""
-    global _uuid7  # noqa: PLW0603 - imported when a process sends its first job: idle workers save half a MiB
-    if _uuid7 is None:
-        from uuid_utils import uuid7  # noqa: PLC0415
-
-        _uuid7 = uuid7
-    return str(_uuid7())
 
 
 def check_job_id(job_id: str) -> str:

@@ -30,8 +30,8 @@ from bulltask.jobs.errors import (
     ResultTimeoutError,
 )
 from bulltask.jobs.fields import TimeLimits
-from bulltask.jobs.job import JobOptions, JobRef, NewJob, ParentLink, PlannedJob, in_order
-from bulltask.jobs.names import JobState, new_job_id
+from bulltask.jobs.job import JobOptions, JobRef, NewJob, ParentLink, PlannedJob, in_order, new_job_id
+from bulltask.jobs.names import JobState
 from bulltask.jobs.stored_job import Finished
 from bulltask.queue.flows import add_flow_once
 from bulltask.registry.canvas import Canvas, check_canvas, check_overrides_passed

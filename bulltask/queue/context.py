@@ -33,9 +33,10 @@ from bulltask.jobs.job import (
     check_priority,
     check_size,
     link_to_parent,
+    new_job_id,
     stored_options,
 )
-from bulltask.jobs.names import check_job_id, check_job_name, check_queue_name, new_job_id
+from bulltask.jobs.names import check_job_id, check_job_name, check_queue_name
 from bulltask.jobs.payloads import PayloadCodec
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, QueueKeys

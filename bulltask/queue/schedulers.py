@@ -14,8 +14,8 @@ from bulltask.jobs import codec
 from bulltask.jobs.clock import Duration, to_epoch_ms, to_ms, value_class
 from bulltask.jobs.codec import Json
 from bulltask.jobs.errors import BulltaskError, ConfigError, DecodeError, JobError
-from bulltask.jobs.job import NewJob, RunningJob
-from bulltask.jobs.names import check_scheduler_id, may_be_old_repeat_key, new_job_id
+from bulltask.jobs.job import NewJob, RunningJob, new_job_id
+from bulltask.jobs.names import check_scheduler_id, may_be_old_repeat_key
 from bulltask.jobs.schedules import Repeat, Rule, Scheduler, iteration_id, iteration_options, key_digest
 from bulltask.jobs.stored_job import StoredJob
 from bulltask.queue.context import AddOptions, QueueContext

@@ -27,10 +27,11 @@ from bulltask.jobs.job import (
     check_priority,
     check_size,
     link_to_parent,
+    new_job_id,
     stored_options,
     unchecked_bytes,
 )
-from bulltask.jobs.names import FAN_OUT, STARMAP, check_job_id, check_job_name, check_queue_name, new_job_id
+from bulltask.jobs.names import FAN_OUT, STARMAP, check_job_id, check_job_name, check_queue_name
 from bulltask.jobs.payloads import PLAIN, PayloadCodec, PayloadFormat
 from bulltask.registry.options import CallOptions, TaskOptions, check_max_retries, expiry_ms, keep_ms
 from bulltask.registry.protocols import Sender

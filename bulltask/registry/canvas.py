@@ -35,8 +35,8 @@ from typing import (
 )
 
 from bulltask.jobs.errors import ConfigError
-from bulltask.jobs.job import NewJob
-from bulltask.jobs.names import STARMAP, new_job_id
+from bulltask.jobs.job import NewJob, new_job_id
+from bulltask.jobs.names import STARMAP
 from bulltask.registry.call import NamedTask, check_args, check_kwargs
 from bulltask.registry.options import CallKeywords, CallOptions, SignatureKeywords, translate_call_options
 from bulltask.registry.protocols import Sender

@@ -32,8 +32,9 @@ from bulltask.jobs.job import (
     PlannedJob,
     in_order,
     link_to_parent,
+    new_job_id,
 )
-from bulltask.jobs.names import FAN_OUT, bullmq_name, new_job_id, qualified_name
+from bulltask.jobs.names import FAN_OUT, bullmq_name, qualified_name
 from bulltask.jobs.stored_job import ETA, OF_CHORD, Errback, stored_errbacks
 from bulltask.registry.call import FAN_OUT_PARAMETER, build_job
 from bulltask.registry.canvas import EMPTY_CHAIN, Canvas, Chain, Chord, Group, Signature

@@ -30,8 +30,8 @@ from bulltask.jobs.errors import (
     JobError,
 )
 from bulltask.jobs.fields import KEEP_ALL
-from bulltask.jobs.job import RunningJob
-from bulltask.jobs.names import REVOKED, name_in_app, new_job_id
+from bulltask.jobs.job import RunningJob, new_job_id
+from bulltask.jobs.names import REVOKED, name_in_app
 from bulltask.jobs.payloads import PayloadCodec
 from bulltask.jobs.stored_job import OF_CHORD, Errback, FailedJob, read_errbacks
 from bulltask.observe.bus import Bus

@@ -534,14 +534,16 @@ class ChildPool:
 
         If two calls return the same result, no child has had a job in between.
         """
-        views = []
+        attempts = []
         for child in self._children.values():
             if not (child.is_leaving or any(slot.waiting for slot in child.slots)):
                 return ()
-            views += [slot.read() for slot in child.slots if not slot.waiting]
-        if any(view.state is not SlotState.FREE for view in views):
-            return ()
-        return tuple((view.token, view.attempt) for view in views)
+            for slot in child.slots:
+                waiting, view = slot.waiting, slot.read()
+                if view.state is not SlotState.FREE and not (waiting and view.state is SlotState.RESERVED):
+                    return ()
+                attempts.append((view.token, view.attempt))
+        return tuple(attempts)
 
     def set_paused(self, paused: bool) -> None:
         """Pause or resume all children, including those that start later."""

@@ -19,8 +19,8 @@ from bulltask.config.urls import SecretUrl
 from bulltask.jobs import codec
 from bulltask.jobs.clock import mono_ms, wall_ms
 from bulltask.jobs.errors import BulltaskError, JobNotFoundError, TaskError
-from bulltask.jobs.job import JobOptions, JobRef, NewJob, PlannedJob, RunningJob, StoredOptions, in_order
-from bulltask.jobs.names import JobState, Revocation, new_job_id
+from bulltask.jobs.job import JobOptions, JobRef, NewJob, PlannedJob, RunningJob, StoredOptions, in_order, new_job_id
+from bulltask.jobs.names import JobState, Revocation
 from bulltask.jobs.payloads import PayloadCodec
 from bulltask.jobs.stored_job import FailedJob, Finished, StoredCall, StoredSnapshot
 from bulltask.observe.bus import Bus, Event

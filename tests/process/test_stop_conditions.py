@@ -47,8 +47,9 @@ def test_a_burst_worker_runs_all_jobs_and_those_that_they_send_and_stops(harness
     assert worker.warnings() == []
 
 
-def test_a_burst_worker_stops_when_there_is_no_job(harness: WorkerHarness) -> None:
-    worker = harness.worker(children=2, options=["--burst"])
+@pytest.mark.parametrize("prefetch", [0, 16])
+def test_a_burst_worker_stops_when_there_is_no_job(harness: WorkerHarness, prefetch: int) -> None:
+    worker = harness.worker(children=2, options=["--burst"], settings={"worker_prefetch": prefetch})
     assert worker.wait() == ExitCode.OK
 
 
