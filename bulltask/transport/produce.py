@@ -19,8 +19,14 @@ from bulltask.transport.call import AnyAsyncClient, Call, QueueKeys, command
 from bulltask.transport.client import ClientPool
 from bulltask.transport.cluster import check_one_slot
 from bulltask.transport.cluster_slots import slot_of
-from bulltask.transport.scripts.add import IdempotentWrite, SendResult, add_job, add_jobs_once, write_queue_meta
-from bulltask.transport.workers import register_as_sender
+from bulltask.transport.scripts.add import (
+    IdempotentWrite,
+    SendResult,
+    add_job,
+    add_jobs_once,
+    register_as_sender,
+    write_queue_meta,
+)
 
 __all__ = ["PROTOCOL_VERSION", "Producer", "SendTracer", "traced_flow", "wait_for_replicas"]
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from bulltask.jobs import codec
 from bulltask.jobs.clock import value_class
 from bulltask.jobs.errors import BrokerError, DecodeError
-from bulltask.transport.call import Call, OptionalCall, QueueKeys, command, known_queues, nothing, text
+from bulltask.transport.call import Call, QueueKeys, command, known_queues, nothing, text
 from bulltask.transport.operation import Operation
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "WorkerState",
     "forget_queues",
     "read_workers",
-    "register_as_sender",
     "register_queues",
     "remove_state",
     "scan_registry",
@@ -273,12 +272,6 @@ def register_queues(prefix: str, names: Iterable[str], now_ms: int) -> list[Call
         for chunk in chunks
     ]
     return [*added, command("ZREMRANGEBYSCORE", key, "-inf", now_ms - REGISTERED_MS, parse_reply=nothing)]
-
-
-def register_as_sender(queues: Sequence[QueueKeys], now_ms: int) -> Call[None]:
-    """Return the call that registers queues that jobs are sent to; a user without the permission need not."""
-    pairs = [word for keys in queues for word in (now_ms, keys.name)]
-    return OptionalCall(("ZADD", known_queues(queues[0].prefix), *pairs), nothing)
 
 
 def forget_queues(prefix: str, names: Sequence[str]) -> Call[None]:

@@ -15,9 +15,12 @@ from bulltask.lua import loader, wrappers
 from bulltask.lua.loader import Script
 from bulltask.transport.call import (
     Call,
+    OptionalCall,
     QueueKeys,
     command,
+    known_queues,
     named_keys,
+    nothing,
     raise_for,
     script_call,
     text,
@@ -35,6 +38,7 @@ __all__ = [
     "add_jobs_once",
     "add_repeated_job",
     "added_job",
+    "register_as_sender",
     "scan_added_ids",
     "write_queue_meta",
 ]
@@ -194,6 +198,12 @@ def write_queue_meta(keys: QueueKeys, version: str, max_events: int) -> list[Cal
         command("HSETNX", keys.meta, "version", version),
         command("HSETNX", keys.meta, "opts.maxLenEvents", max_events),
     ]
+
+
+def register_as_sender(queues: Sequence[QueueKeys], now_ms: int) -> Call[None]:
+    """Return the call that registers queues that jobs are sent to; a user without the permission need not."""
+    pairs = [word for keys in queues for word in (now_ms, keys.name)]
+    return OptionalCall(("ZADD", known_queues(queues[0].prefix), *pairs), nothing)
 
 
 @value_class
