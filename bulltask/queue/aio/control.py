@@ -13,6 +13,9 @@ from bulltask.queue.control import POLL_S, Answers, ControlBase, Destination, In
 
 __all__ = ["AsyncControl", "AsyncInspect"]
 
+Replies = list[dict[str, Any]] | None
+"""The reply of each worker, or ``None`` if they were not waited for."""
+
 
 @checked
 class AsyncControl(ControlBase):
@@ -36,7 +39,7 @@ class AsyncControl(ControlBase):
         arguments: Mapping[str, Any] | None = None,
         *,
         destination: Destination = None,
-        timeout: Duration = 2,  # noqa: ASYNC109 - as in Celery
+        timeout: Duration = 2,
     ) -> Answers:
         """Give an order, such as ``"pool_grow"`` with ``{"n": 2}``, and return who has answered what, and who has not.
 
@@ -57,8 +60,8 @@ class AsyncControl(ControlBase):
         arguments: Mapping[str, Any] | None = None,
         destination: Destination = None,
         reply: bool = False,
-        timeout: Duration = 2,  # noqa: ASYNC109
-    ) -> list[dict[str, Any]] | None:
+        timeout: Duration = 2,
+    ) -> Replies:
         """Give an order, by its name as a method here; :meth:`order` returns more."""
         if not reply:
             context = self._context
@@ -73,64 +76,39 @@ class AsyncControl(ControlBase):
         """Return an object that asks the workers: ``app.control.inspect().active()``."""
         return AsyncInspect(self, destination, timeout)
 
-    async def ping(self, destination: Destination = None, timeout: Duration = 2) -> list[dict[str, Any]]:  # noqa: ASYNC109
+    async def ping(self, destination: Destination = None, timeout: Duration = 2) -> list[dict[str, Any]]:
         """Return ``[{"web-1-7-0f3a9b": {"ok": "pong"}}]``."""
         return await self.broadcast("ping", None, destination, True, timeout) or []
 
     async def shutdown(
-        self,
-        destination: Destination = None,
-        cold: bool = False,
-        reply: bool = False,
-        timeout: Duration = 2,  # noqa: ASYNC109
-    ) -> list[dict[str, Any]] | None:
+        self, destination: Destination = None, cold: bool = False, reply: bool = False, timeout: Duration = 2
+    ) -> Replies:
         """Stop workers: warm, or cold, which kills their children and releases the jobs."""
         return await self.broadcast("shutdown", {"cold": cold}, destination, reply, timeout)
 
-    async def pause(
-        self,
-        destination: Destination = None,
-        reply: bool = False,
-        timeout: Duration = 2,  # noqa: ASYNC109
-    ) -> list[dict[str, Any]] | None:
+    async def pause(self, destination: Destination = None, reply: bool = False, timeout: Duration = 2) -> Replies:
         """Let workers acquire no jobs until :meth:`resume`; running jobs continue. Queues are not paused."""
         return await self.broadcast("pause", None, destination, reply, timeout)
 
-    async def resume(
-        self,
-        destination: Destination = None,
-        reply: bool = False,
-        timeout: Duration = 2,  # noqa: ASYNC109
-    ) -> list[dict[str, Any]] | None:
+    async def resume(self, destination: Destination = None, reply: bool = False, timeout: Duration = 2) -> Replies:
         """Let paused workers acquire jobs again."""
         return await self.broadcast("resume", None, destination, reply, timeout)
 
     async def pool_grow(
-        self,
-        n: int = 1,
-        destination: Destination = None,
-        reply: bool = False,
-        timeout: Duration = 2,  # noqa: ASYNC109
-    ) -> list[dict[str, Any]] | None:
+        self, n: int = 1, destination: Destination = None, reply: bool = False, timeout: Duration = 2
+    ) -> Replies:
         """Add ``n`` children, up to twice the number at the start plus two."""
         return await self.broadcast("pool_grow", {"n": n}, destination, reply, timeout)
 
     async def pool_shrink(
-        self,
-        n: int = 1,
-        destination: Destination = None,
-        reply: bool = False,
-        timeout: Duration = 2,  # noqa: ASYNC109
-    ) -> list[dict[str, Any]] | None:
+        self, n: int = 1, destination: Destination = None, reply: bool = False, timeout: Duration = 2
+    ) -> Replies:
         """Remove ``n`` children when their jobs have ended; one remains."""
         return await self.broadcast("pool_shrink", {"n": n}, destination, reply, timeout)
 
     async def pool_restart(
-        self,
-        destination: Destination = None,
-        reply: bool = False,
-        timeout: Duration = 2,  # noqa: ASYNC109
-    ) -> list[dict[str, Any]] | None:
+        self, destination: Destination = None, reply: bool = False, timeout: Duration = 2
+    ) -> Replies:
         """Replace the children: others start now, and the old ones exit when their jobs have ended.
 
         The code is not loaded again; for that, restart the worker (``HUP``).
@@ -143,8 +121,8 @@ class AsyncControl(ControlBase):
         min: int | None = None,  # noqa: A002
         destination: Destination = None,
         reply: bool = False,
-        timeout: Duration = 2,  # noqa: ASYNC109
-    ) -> list[dict[str, Any]] | None:
+        timeout: Duration = 2,
+    ) -> Replies:
         """Change the limits of the number of children, of workers with ``worker_autoscale``."""
         return await self.broadcast("autoscale", {"maximum": max, "minimum": min}, destination, reply, timeout)
 
@@ -154,8 +132,8 @@ class AsyncControl(ControlBase):
         rate_limit: str | float,
         destination: Destination = None,
         reply: bool = False,
-        timeout: Duration = 2,  # noqa: ASYNC109
-    ) -> list[dict[str, Any]] | None:
+        timeout: Duration = 2,
+    ) -> Replies:
         """Change the rate limit of a task (``"10/m"``; 0 for none) until the worker restarts.
 
         The worker that acquires a job applies its limit, so give the order to all workers.
@@ -170,39 +148,27 @@ class AsyncControl(ControlBase):
         hard: float | None = None,
         destination: Destination = None,
         reply: bool = False,
-        timeout: Duration = 2,  # noqa: ASYNC109
-    ) -> list[dict[str, Any]] | None:
+        timeout: Duration = 2,
+    ) -> Replies:
         """Change the time limits of a task, in seconds, for attempts that start from now on; ``None``: the app's."""
         arguments = {"task_name": task_name, "soft": soft, "hard": hard}
         return await self.broadcast("time_limit", arguments, destination, reply, timeout)
 
     async def add_consumer(
-        self,
-        queue: str,
-        destination: Destination = None,
-        reply: bool = False,
-        timeout: Duration = 2,  # noqa: ASYNC109
-    ) -> list[dict[str, Any]] | None:
+        self, queue: str, destination: Destination = None, reply: bool = False, timeout: Duration = 2
+    ) -> Replies:
         """Undo :meth:`cancel_consumer`. A queue with which a worker was not started needs another worker."""
         return await self.broadcast("add_consumer", {"queue": queue}, destination, reply, timeout)
 
     async def cancel_consumer(
-        self,
-        queue: str,
-        destination: Destination = None,
-        reply: bool = False,
-        timeout: Duration = 2,  # noqa: ASYNC109
-    ) -> list[dict[str, Any]] | None:
+        self, queue: str, destination: Destination = None, reply: bool = False, timeout: Duration = 2
+    ) -> Replies:
         """Let workers fetch no more jobs from one of their queues; running jobs continue."""
         return await self.broadcast("cancel_consumer", {"queue": queue}, destination, reply, timeout)
 
     async def log_level(
-        self,
-        level: str,
-        destination: Destination = None,
-        reply: bool = False,
-        timeout: Duration = 2,  # noqa: ASYNC109
-    ) -> list[dict[str, Any]] | None:
+        self, level: str, destination: Destination = None, reply: bool = False, timeout: Duration = 2
+    ) -> Replies:
         """Change the log level of workers until they restart: ``debug``, ``info`` …"""
         return await self.broadcast("log_level", {"level": level}, destination, reply, timeout)
 

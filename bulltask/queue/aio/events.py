@@ -46,7 +46,7 @@ class AsyncQueueEvents(AsyncEventReader):
             await self._connect()
         return self
 
-    async def next(self, timeout: Duration | None = None) -> QueueEvent | None:  # noqa: ASYNC109 - the same name in both forms
+    async def next(self, timeout: Duration | None = None) -> QueueEvent | None:
         """Return the next event after calling its callbacks; ``None`` if no event arrives in time.
 
         Args:

@@ -328,7 +328,7 @@ class AsyncJob(JobFields):
         call = scripts.remove_deduplication_key(self._context.keys, self.deduplication_id, self.id)
         return await self._context.arun(call)
 
-    async def wait_until_finished(self, timeout: Duration | None = None) -> Any:  # noqa: ASYNC109 - the same name in both forms
+    async def wait_until_finished(self, timeout: Duration | None = None) -> Any:
         """Wait for the job to finish and return its return value.
 
         Args:

@@ -472,7 +472,7 @@ class AsyncQueue(QueueBase):
         self,
         token: str,
         *,
-        timeout: Duration | None = 0,  # noqa: ASYNC109 - the same name in both forms
+        timeout: Duration | None = 0,
         lock_duration: Duration | None = None,
         worker: str = "",
     ) -> AsyncJob | None:

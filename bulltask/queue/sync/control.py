@@ -14,6 +14,9 @@ from bulltask.queue.control import POLL_S, Answers, ControlBase, Destination, In
 
 __all__ = ["Control", "Inspect"]
 
+Replies = list[dict[str, Any]] | None
+"""The reply of each worker, or ``None`` if they were not waited for."""
+
 
 @checked
 class Control(ControlBase):
@@ -59,7 +62,7 @@ class Control(ControlBase):
         destination: Destination = None,
         reply: bool = False,
         timeout: Duration = 2,
-    ) -> list[dict[str, Any]] | None:
+    ) -> Replies:
         """Give an order, by its name as a method here; :meth:`order` returns more."""
         if not reply:
             context = self._context
@@ -79,59 +82,32 @@ class Control(ControlBase):
         return self.broadcast("ping", None, destination, True, timeout) or []
 
     def shutdown(
-        self,
-        destination: Destination = None,
-        cold: bool = False,
-        reply: bool = False,
-        timeout: Duration = 2,
-    ) -> list[dict[str, Any]] | None:
+        self, destination: Destination = None, cold: bool = False, reply: bool = False, timeout: Duration = 2
+    ) -> Replies:
         """Stop workers: warm, or cold, which kills their children and releases the jobs."""
         return self.broadcast("shutdown", {"cold": cold}, destination, reply, timeout)
 
-    def pause(
-        self,
-        destination: Destination = None,
-        reply: bool = False,
-        timeout: Duration = 2,
-    ) -> list[dict[str, Any]] | None:
+    def pause(self, destination: Destination = None, reply: bool = False, timeout: Duration = 2) -> Replies:
         """Let workers acquire no jobs until :meth:`resume`; running jobs continue. Queues are not paused."""
         return self.broadcast("pause", None, destination, reply, timeout)
 
-    def resume(
-        self,
-        destination: Destination = None,
-        reply: bool = False,
-        timeout: Duration = 2,
-    ) -> list[dict[str, Any]] | None:
+    def resume(self, destination: Destination = None, reply: bool = False, timeout: Duration = 2) -> Replies:
         """Let paused workers acquire jobs again."""
         return self.broadcast("resume", None, destination, reply, timeout)
 
     def pool_grow(
-        self,
-        n: int = 1,
-        destination: Destination = None,
-        reply: bool = False,
-        timeout: Duration = 2,
-    ) -> list[dict[str, Any]] | None:
+        self, n: int = 1, destination: Destination = None, reply: bool = False, timeout: Duration = 2
+    ) -> Replies:
         """Add ``n`` children, up to twice the number at the start plus two."""
         return self.broadcast("pool_grow", {"n": n}, destination, reply, timeout)
 
     def pool_shrink(
-        self,
-        n: int = 1,
-        destination: Destination = None,
-        reply: bool = False,
-        timeout: Duration = 2,
-    ) -> list[dict[str, Any]] | None:
+        self, n: int = 1, destination: Destination = None, reply: bool = False, timeout: Duration = 2
+    ) -> Replies:
         """Remove ``n`` children when their jobs have ended; one remains."""
         return self.broadcast("pool_shrink", {"n": n}, destination, reply, timeout)
 
-    def pool_restart(
-        self,
-        destination: Destination = None,
-        reply: bool = False,
-        timeout: Duration = 2,
-    ) -> list[dict[str, Any]] | None:
+    def pool_restart(self, destination: Destination = None, reply: bool = False, timeout: Duration = 2) -> Replies:
         """Replace the children: others start now, and the old ones exit when their jobs have ended.
 
         The code is not loaded again; for that, restart the worker (``HUP``).
@@ -145,7 +121,7 @@ class Control(ControlBase):
         destination: Destination = None,
         reply: bool = False,
         timeout: Duration = 2,
-    ) -> list[dict[str, Any]] | None:
+    ) -> Replies:
         """Change the limits of the number of children, of workers with ``worker_autoscale``."""
         return self.broadcast("autoscale", {"maximum": max, "minimum": min}, destination, reply, timeout)
 
@@ -156,7 +132,7 @@ class Control(ControlBase):
         destination: Destination = None,
         reply: bool = False,
         timeout: Duration = 2,
-    ) -> list[dict[str, Any]] | None:
+    ) -> Replies:
         """Change the rate limit of a task (``"10/m"``; 0 for none) until the worker restarts.
 
         The worker that acquires a job applies its limit, so give the order to all workers.
@@ -172,38 +148,26 @@ class Control(ControlBase):
         destination: Destination = None,
         reply: bool = False,
         timeout: Duration = 2,
-    ) -> list[dict[str, Any]] | None:
+    ) -> Replies:
         """Change the time limits of a task, in seconds, for attempts that start from now on; ``None``: the app's."""
         arguments = {"task_name": task_name, "soft": soft, "hard": hard}
         return self.broadcast("time_limit", arguments, destination, reply, timeout)
 
     def add_consumer(
-        self,
-        queue: str,
-        destination: Destination = None,
-        reply: bool = False,
-        timeout: Duration = 2,
-    ) -> list[dict[str, Any]] | None:
+        self, queue: str, destination: Destination = None, reply: bool = False, timeout: Duration = 2
+    ) -> Replies:
         """Undo :meth:`cancel_consumer`. A queue with which a worker was not started needs another worker."""
         return self.broadcast("add_consumer", {"queue": queue}, destination, reply, timeout)
 
     def cancel_consumer(
-        self,
-        queue: str,
-        destination: Destination = None,
-        reply: bool = False,
-        timeout: Duration = 2,
-    ) -> list[dict[str, Any]] | None:
+        self, queue: str, destination: Destination = None, reply: bool = False, timeout: Duration = 2
+    ) -> Replies:
         """Let workers fetch no more jobs from one of their queues; running jobs continue."""
         return self.broadcast("cancel_consumer", {"queue": queue}, destination, reply, timeout)
 
     def log_level(
-        self,
-        level: str,
-        destination: Destination = None,
-        reply: bool = False,
-        timeout: Duration = 2,
-    ) -> list[dict[str, Any]] | None:
+        self, level: str, destination: Destination = None, reply: bool = False, timeout: Duration = 2
+    ) -> Replies:
         """Change the log level of workers until they restart: ``debug``, ``info`` …"""
         return self.broadcast("log_level", {"level": level}, destination, reply, timeout)
 
