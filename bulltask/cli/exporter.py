@@ -15,10 +15,9 @@ from bulltask.cli.options import redis_options
 from bulltask.cli.terminal import echo
 from bulltask.jobs.clock import mono_s
 from bulltask.jobs.names import name_in_app
-from bulltask.queue.overview import find_queues
+from bulltask.queue.overview import find_queues, read_figures
 from bulltask.transport.call import QueueKeys, SyncClient
-from bulltask.transport.operation import run_sync
-from bulltask.transport.queue_readings import QueueReading, read_queues
+from bulltask.transport.scripts.queue import QueueFigures
 
 __all__ = ["exporter"]
 
@@ -71,20 +70,21 @@ class _Reader:
         self._scan_at_s = 0.0
         self.left_out = 0
 
-    def read(self) -> Mapping[str, QueueReading]:
+    def read(self) -> Mapping[str, QueueFigures]:
         """Return the queues by their names in the app, or in BullMQ if two have the same."""
         with self._app._broker.pool.client() as client:
             client.connect()
-            return run_sync(client, read_queues(self._keys(client)))
+            return read_figures(client, self._keys(client))
 
     def _keys(self, client: SyncClient) -> list[QueueKeys]:
         if self._names is not None:
             return [self._app._broker.keys(name) for name in self._names]
         config = self._app._config
         is_due = mono_s() >= self._scan_at_s
-        found = find_queues(client, config.prefix, self._scanned, max_pages=None if is_due else 0).names
+        found = find_queues(client, config.prefix, self._scanned, scan=is_due).names
         if is_due:
-            self._scanned, self._scan_at_s = set(found), mono_s() + _SCAN_S
+            self._scanned = set(found)
+            self._scan_at_s = mono_s() + _SCAN_S
         self.left_out = max(0, len(found) - MAX_QUEUES)
         labels = {name: name_in_app(name, hash_tag=config.queue_hash_tag) for name in found[:MAX_QUEUES]}
         count = Counter(labels.values())

@@ -88,7 +88,7 @@ def _in_redis(ctx: click.Context, options: dict[str, Any], is_live: bool) -> Ite
         with app._broker.pool.client() as client:
             client.connect()
             prefix = app._config.prefix
-            names = find_queues(client, prefix, max_pages=0).names
+            names = find_queues(client, prefix, scan=False).names
             fleet = read_fleet(client, [QueueKeys(prefix, name, name) for name in names], app._broker.clock.now_ms())
     finally:
         app.close()

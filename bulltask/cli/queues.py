@@ -61,7 +61,7 @@ def queues(ctx: click.Context, /, *, names: str | None, **options: Any) -> None:
     finally:
         app.close()
     if options["as_json"]:
-        rows = [_to_json(queue, now_ms) for queue in overview]
+        rows = [_to_json(queue) for queue in overview]
         print_json({"at": _iso(now_ms), "queues": rows, "scanned_all": found.scanned_all})
         return
     echo(_table(overview, now_ms) if overview else "No queues.")
@@ -87,14 +87,14 @@ def _table(overview: Sequence[QueueOverview], now_ms: int) -> str:
 
 
 def _row(queue: QueueOverview, now_ms: int) -> tuple[str, ...]:
-    name, figures = in_one_line(_label(queue.keys)), queue.figures
+    name, figures = in_one_line(queue.keys.queue), queue.figures
     workers = "?" if queue.workers is None else str(queue.workers)
     if isinstance(figures, BulltaskError):
         return name, *"?" * 8, workers, in_one_line(str(figures))
     return (
         name,
-        str(_waiting(figures)),
-        _oldest(figures, now_ms),
+        str(figures.waiting),
+        _oldest(figures),
         str(figures.active),
         str(figures.delayed - figures.due),
         str(figures.failed),
@@ -106,19 +106,10 @@ def _row(queue: QueueOverview, now_ms: int) -> tuple[str, ...]:
     )
 
 
-def _label(keys: QueueKeys) -> str:
-    """Return the queue's name in the app, or its name in BullMQ if it has no name there."""
-    return keys.queue
-
-
-def _waiting(figures: QueueFigures) -> int:
-    return figures.wait + figures.paused + figures.prioritized + figures.due
-
-
-def _oldest(figures: QueueFigures, now_ms: int) -> str:
+def _oldest(figures: QueueFigures) -> str:
     if figures.oldest_ms is not None:
-        return duration_text(max(0, now_ms - figures.oldest_ms) / 1000)
-    return "?" if _waiting(figures) else "-"
+        return duration_text(figures.oldest_ms / 1000)
+    return "?" if figures.waiting else "-"
 
 
 def _rate(jobs: int, window_ms: int | None) -> str:
@@ -143,7 +134,7 @@ def _notes(figures: QueueFigures, now_ms: int) -> str:
     return ", ".join(notes)
 
 
-def _to_json(queue: QueueOverview, now_ms: int) -> dict[str, Any]:
+def _to_json(queue: QueueOverview) -> dict[str, Any]:
     keys, figures = queue.keys, queue.figures
     named = {"queue": keys.queue, "bullmq_name": keys.name, "workers": queue.workers}
     if isinstance(figures, BulltaskError):
@@ -152,8 +143,8 @@ def _to_json(queue: QueueOverview, now_ms: int) -> dict[str, Any]:
     return {
         **named,
         "error": None,
-        "waiting": _waiting(figures),
-        "oldest_waiting": None if oldest_ms is None else max(0, now_ms - oldest_ms) / 1000,
+        "waiting": figures.waiting,
+        "oldest_waiting": None if oldest_ms is None else oldest_ms / 1000,
         "active": figures.active,
         "delayed": figures.delayed - figures.due,
         "waiting_children": figures.waiting_children,
@@ -250,7 +241,7 @@ def pause(ctx: click.Context, /, *, name: str, by: str | None, **options: Any) -
     with _existing(ctx, name, options) as queue:
         queue.pause(by=by or f"{getpass.getuser()}@{socket.gethostname()}")
         figures = _figures(queue)
-        text = f"Queue {in_one_line(name)} is paused: {_waiting(figures)} waiting, {figures.active} running"
+        text = f"Queue {in_one_line(name)} is paused: {figures.waiting} waiting, {figures.active} running"
         _report(ctx, queue, options, text)
 
 
@@ -260,7 +251,7 @@ def resume(ctx: click.Context, /, *, name: str, **options: Any) -> None:
     """End a pause of QUEUE, whichever client has paused it."""
     with _existing(ctx, name, options) as queue:
         queue.resume()
-        _report(ctx, queue, options, f"Queue {in_one_line(name)} is not paused: {_waiting(_figures(queue))} waiting")
+        _report(ctx, queue, options, f"Queue {in_one_line(name)} is not paused: {_figures(queue).waiting} waiting")
 
 
 @queue.command("drain", short_help="Remove all jobs that wait.")

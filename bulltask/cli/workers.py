@@ -60,9 +60,7 @@ def _queues(app: App, client: SyncClient, given: str | None) -> list[QueueKeys]:
         return [app._broker.keys(queue.strip()) for queue in given.split(",")]
     config = app._config
     own = {app._broker.keys(config.default_queue).name}
-    names = find_queues(
-        client, config.prefix, own, max_pages=0
-    ).names  # queues with workers are registered or connected
+    names = find_queues(client, config.prefix, own, scan=False).names  # queues with workers are registered or connected
     return [QueueKeys(config.prefix, name, name_in_app(name, hash_tag=config.queue_hash_tag)) for name in names]
 
 

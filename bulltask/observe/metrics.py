@@ -38,8 +38,8 @@ __all__ = [
     "METRICS",
     "MetricDeclaration",
     "MetricsCollector",
-    "QueueReadings",
     "QueuesCollector",
+    "ReadQueues",
     "bind",
     "run_exporter",
     "serve",
@@ -124,24 +124,26 @@ METRICS: Final[Mapping[str, MetricDeclaration]] = {**OF_WORKERS, **OF_QUEUES, **
 """All metrics."""
 
 
-class _QueueReading(Protocol):
-    """What Redis says about a queue: see :class:`bulltask.transport.queue_readings.QueueReading`."""
+class _QueueFigures(Protocol):
+    """What Redis says about a queue: see :class:`bulltask.transport.scripts.queue.QueueFigures`."""
 
     @property
     def jobs(self) -> Mapping[str, int]: ...
     @property
-    def oldest_ms(self) -> int: ...
+    def waiting(self) -> int: ...
     @property
     def due(self) -> int: ...
+    @property
+    def oldest_ms(self) -> int | None: ...
     @property
     def scheduler_lag_ms(self) -> int: ...
     @property
     def is_paused(self) -> bool: ...
     @property
-    def workers(self) -> int: ...
+    def workers(self) -> Sequence[str]: ...
 
 
-QueueReadings = Callable[[], Mapping[str, _QueueReading]]
+ReadQueues = Callable[[], Mapping[str, _QueueFigures]]
 """Reads the queues from Redis."""
 
 
@@ -161,15 +163,16 @@ class _Families:
         texts = (*map(floatToGoString, bounds), "+Inf")
         self._families[name].add_metric(labels, list(zip(texts, histogram.buckets, strict=True)), histogram.seconds)
 
-    def add_queues(self, readings: Mapping[str, _QueueReading]) -> None:
-        for queue, reading in readings.items():
-            for state, count in reading.jobs.items():
+    def add_queues(self, queues: Mapping[str, _QueueFigures]) -> None:
+        for queue, figures in queues.items():
+            for state, count in figures.jobs.items():
                 self.add("bulltask_queue_jobs", count, queue, state)
-            self.add("bulltask_queue_oldest_waiting_seconds", reading.oldest_ms / 1000, queue)
-            self.add("bulltask_queue_due_delayed_jobs", reading.due, queue)
-            self.add("bulltask_queue_scheduler_lag_seconds", reading.scheduler_lag_ms / 1000, queue)
-            self.add("bulltask_queue_paused", reading.is_paused, queue)
-            self.add("bulltask_queue_workers", reading.workers, queue)
+            if figures.oldest_ms is not None or not figures.waiting:  # otherwise, it is unknown
+                self.add("bulltask_queue_oldest_waiting_seconds", (figures.oldest_ms or 0) / 1000, queue)
+            self.add("bulltask_queue_due_delayed_jobs", figures.due, queue)
+            self.add("bulltask_queue_scheduler_lag_seconds", figures.scheduler_lag_ms / 1000, queue)
+            self.add("bulltask_queue_paused", figures.is_paused, queue)
+            self.add("bulltask_queue_workers", len(figures.workers), queue)
 
     def add_build_info(self) -> None:
         self.add("bulltask_build_info", 1, version("bulltask"), platform.python_version())
@@ -179,6 +182,10 @@ class _Families:
 
 
 _CANCELLED: Final = ("hard_limit", "revoked", "blocked_loop", "exit_timeout", "other")
+"""Reasons of ``bulltask_children_replaced_total`` that the metric before it counted as one."""
+
+
+_STATUSES: Final = ("completed", "failed", "retried")
 
 
 class MetricsCollector(Collector):
@@ -194,7 +201,7 @@ class MetricsCollector(Collector):
         self,
         memory: MetricsMemory,
         worker_id: str,
-        read_queues: QueueReadings,
+        read_queues: ReadQueues,
         slots: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:
         self._memory = memory
@@ -214,10 +221,8 @@ class MetricsCollector(Collector):
 
     def _add_jobs(self, families: _Families) -> None:
         for queue, total in self._memory.totals().items():
-            for status, count in (
-                ("completed", total.completed), ("failed", total.failed), ("retried", total.retried)
-            ):  # fmt: skip
-                families.add("bullmq_jobs_processed_total", count, queue, status)
+            for status in _STATUSES:
+                families.add("bullmq_jobs_processed_total", getattr(total, status), queue, status)
             for reason, count in total.failed_by.items():
                 families.add("bullmq_jobs_failed_total", count, queue, reason)
             families.add_histogram("bullmq_job_duration_seconds", total.durations, BUCKETS, queue)
@@ -230,7 +235,7 @@ class MetricsCollector(Collector):
             families.add("bulltask_rate_limit_waits_total", total.queue_limited, queue, "queue")
         buckets = self._memory.buckets
         for (queue, task), of_task in self._memory.task_totals().items():
-            for status in ("completed", "failed", "retried"):
+            for status in _STATUSES:
                 families.add("bulltask_attempts_total", getattr(of_task, status), queue, task, status)
             families.add_histogram("bulltask_task_run_seconds", of_task.run, buckets, queue, task)
             families.add_histogram("bulltask_queue_wait_seconds", of_task.wait, buckets, queue, task)
@@ -246,9 +251,7 @@ class MetricsCollector(Collector):
         exits = dict(memory.exits())
         for reason, count in exits.items():
             families.add("bulltask_children_replaced_total", count, reason)
-        cancelled = sum(
-            exits.pop(reason) for reason in ("hard_limit", "revoked", "blocked_loop", "exit_timeout", "other")
-        )
+        cancelled = sum(exits.pop(reason) for reason in _CANCELLED)
         for reason, count in {**exits, "cancelled": cancelled}.items():
             families.add("bullmq_children_replaced_total", count, reason)
         for cause, count in memory.crashes().items():
@@ -262,13 +265,13 @@ class MetricsCollector(Collector):
     def _add_connections(self, families: _Families) -> None:
         connected = self._memory.connected()
         try:
-            readings = self._read_queues()
+            queues = self._read_queues()
         except Exception:  # noqa: BLE001 - without Redis the counters and the connection status are still reported
             connected = False
         else:
-            families.add_queues(readings)
-            for queue, reading in readings.items():
-                for state, count in reading.jobs.items():
+            families.add_queues(queues)
+            for queue, figures in queues.items():
+                for state, count in figures.jobs.items():
                     families.add("bullmq_queue_length", count, queue, state)
         families.add("bullmq_redis_connection_status", connected, "connected")
         families.add("bullmq_redis_connection_status", not connected, "disconnected")
@@ -284,12 +287,12 @@ class QueuesCollector(Collector):
         left_out: Returns how many queues it has not read.
     """
 
-    def __init__(self, read_queues: QueueReadings, left_out: Callable[[], int], cache_s: float) -> None:
+    def __init__(self, read_queues: ReadQueues, left_out: Callable[[], int], cache_s: float) -> None:
         self._read_queues = read_queues
         self._left_out = left_out
         self._cache_s = cache_s
         self._next_read_s = 0.0
-        self._readings: Mapping[str, _QueueReading] | None = None
+        self._queues: Mapping[str, _QueueFigures] | None = None
         self._took_s = 0.0
         self._one_scrape = threading.Lock()
 
@@ -298,11 +301,11 @@ class QueuesCollector(Collector):
         with self._one_scrape:
             self._read()
             families = _Families({**OF_QUEUES, **OF_EXPORTER, "bulltask_build_info": METRICS["bulltask_build_info"]})
-            families.add("bulltask_exporter_redis_up", self._readings is not None)
-            if self._readings is not None:
-                families.add("bulltask_exporter_queues", len(self._readings))
+            families.add("bulltask_exporter_redis_up", self._queues is not None)
+            if self._queues is not None:
+                families.add("bulltask_exporter_queues", len(self._queues))
                 families.add("bulltask_exporter_queues_left_out", self._left_out())
-                families.add_queues(self._readings)
+                families.add_queues(self._queues)
             families.add("bulltask_exporter_read_seconds", self._took_s)
             families.add_build_info()
             return families
@@ -312,11 +315,12 @@ class QueuesCollector(Collector):
         if started_s < self._next_read_s:
             return
         try:
-            self._readings = self._read_queues()
+            self._queues = self._read_queues()
         except Exception:  # noqa: BLE001 - reported by a metric
-            self._readings = None
+            self._queues = None
         ended_s = mono_s()
-        self._took_s, self._next_read_s = ended_s - started_s, ended_s + self._cache_s
+        self._took_s = ended_s - started_s
+        self._next_read_s = ended_s + self._cache_s
 
 
 def _cpu_seconds(pid: int) -> float:

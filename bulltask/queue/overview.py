@@ -1,13 +1,13 @@
-"""What a server has: its queues (:func:`find_queues`), how full they are (:func:`read_overview`), and their workers
-(:func:`read_fleet`).
+"""What a server has: its queues (:func:`find_queues`), how full they are (:func:`read_overview`, and for metrics
+:func:`read_figures`), and their workers (:func:`read_fleet`).
 
-Both ask a bounded number of questions, each of which takes Redis a few milliseconds at most. What the server does not
+All ask a bounded number of questions, each of which takes Redis a few milliseconds at most. What the server does not
 permit, or what was not searched, is said; it is never shown as nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -15,9 +15,9 @@ from typing import Final
 from bulltask.jobs.errors import BrokerAuthError, BulltaskError
 from bulltask.transport.broker import scan_up_to
 from bulltask.transport.call import QueueKeys, SyncClient
+from bulltask.transport.discovery import TIME
 from bulltask.transport.operation import run_sync
 from bulltask.transport.scripts.queue import (
-    ClientRow,
     QueueFigures,
     list_clients,
     queue_figures,
@@ -32,6 +32,7 @@ __all__ = [
     "FoundQueues",
     "QueueOverview",
     "find_queues",
+    "read_figures",
     "read_fleet",
     "read_overview",
     "registered_queues",
@@ -41,7 +42,6 @@ __all__ = [
 
 MAX_PAGES: Final = 400
 """How many pages, of a thousand keys each, are scanned for queues on each server; this takes about half a second."""
-
 
 _QUEUES_PER_ROUND_TRIP: Final = 500
 
@@ -94,19 +94,16 @@ class Fleet:
     others: tuple[ConnectedWorker, ...] | None
 
 
-def find_queues(
-    client: SyncClient, prefix: str, known: Iterable[str] = (), *, max_pages: int | None = None
-) -> FoundQueues:
+def find_queues(client: SyncClient, prefix: str, known: Iterable[str] = (), *, scan: bool = True) -> FoundQueues:
     """Return the queues under a prefix: ``known``, the registered ones, and those that connections and keys name.
 
-    Workers and senders of bulltask register their queues. A scan of the keys finds those that only Node.js uses.
+    Workers and senders of bulltask register their queues. Only a scan of the keys finds those that only Node.js uses,
+    and that have no connected worker.
     """
     names = {*known, *registered_queues(client, prefix)}
     names |= {worker.queue for worker in worker_connections(client, prefix) or ()}
-    pages = MAX_PAGES if max_pages is None else max_pages
-    found, scanned_all = scan_up_to(client, lambda cursor: scan_queues(prefix, cursor), pages)
-    names |= found
-    return FoundQueues(tuple(sorted(names)), scanned_all)
+    found, scanned_all = scan_up_to(client, lambda cursor: scan_queues(prefix, cursor), MAX_PAGES if scan else 0)
+    return FoundQueues(tuple(sorted(names | found)), scanned_all)
 
 
 def registered_queues(client: SyncClient, prefix: str) -> dict[str, int]:
@@ -130,14 +127,12 @@ def worker_connections(client: SyncClient, prefix: str) -> list[ConnectedWorker]
         rows = client.run(list_clients(start, start))
     except BrokerAuthError:
         return None
-    return [worker for row in rows if (worker := _connected_worker(row, prefix)) is not None]
-
-
-def _connected_worker(row: ClientRow, prefix: str) -> ConnectedWorker | None:
-    queue, kind = queue_of_connection(row.name, prefix)
-    if not queue or not (kind == "" or kind.startswith("w:")):
-        return None  # another client's, or one that only reads events
-    return ConnectedWorker(queue, kind.removeprefix("w:"), row.address, int(row.fields.get("age", 0)))
+    named = [(row, *queue_of_connection(row.name, prefix)) for row in rows]
+    return [
+        ConnectedWorker(queue, kind.removeprefix("w:"), row.address, int(row.fields.get("age", 0)))
+        for row, queue, kind in named
+        if queue and (kind == "" or kind.startswith("w:"))  # not another client's, nor one that only reads events
+    ]
 
 
 def read_fleet(client: SyncClient, queues: Sequence[QueueKeys], now_ms: int) -> Fleet:
@@ -178,11 +173,26 @@ def read_overview(client: SyncClient, queues: Sequence[QueueKeys], now_ms: int) 
     for worker in connections or ():
         connected.setdefault(worker.queue, set()).add(worker.name or worker.address)
     overview = []
+    for keys, found in zip(queues, _figures(client, queues, now_ms, rates=True), strict=True):
+        reported = () if isinstance(found, BulltaskError) else found.workers
+        workers = len({*reported, *connected.get(keys.name, ())})
+        overview.append(QueueOverview(keys, found, workers if workers or connections is not None else None))
+    return overview
+
+
+def read_figures(client: SyncClient, queues: Sequence[QueueKeys]) -> dict[str, QueueFigures]:
+    """Return how full queues are, by their names in the app; raises the error of one that cannot be read."""
+    figures: dict[str, QueueFigures] = {}
+    for keys, found in zip(queues, _figures(client, queues, int(client.run(TIME)), rates=False), strict=True):
+        if isinstance(found, BulltaskError):
+            raise found
+        figures[keys.queue] = found
+    return figures
+
+
+def _figures(
+    client: SyncClient, queues: Sequence[QueueKeys], now_ms: int, *, rates: bool
+) -> Iterator[QueueFigures | BulltaskError]:
     for start in range(0, len(queues), _QUEUES_PER_ROUND_TRIP):
         part = queues[start : start + _QUEUES_PER_ROUND_TRIP]
-        figures: list[QueueFigures | BulltaskError] = client.try_many([queue_figures(keys, now_ms) for keys in part])
-        for keys, found in zip(part, figures, strict=True):
-            reported = () if isinstance(found, BulltaskError) else found.workers
-            workers = len({*reported, *connected.get(keys.name, ())})
-            overview.append(QueueOverview(keys, found, workers if workers or connections is not None else None))
-    return overview
+        yield from client.try_many([queue_figures(keys, now_ms, rates=rates) for keys in part])

@@ -140,8 +140,9 @@ def worker_commands() -> tuple[str, ...]:
 
 @cache
 def metrics_commands() -> tuple[str, ...]:
-    """Return the additional commands that a worker needs for its metrics, which include the lengths of its queues."""
-    return tuple(sorted(called_in([loader.official_script("getCounts")]).difference(worker_commands())))
+    """Return the additional commands that a worker needs for its metrics, which include the figures of its queues."""
+    called = called_in([loader.bulltask_script("queueOverview")]) - {"xlen", "xrevrange"}  # for rates, which they lack
+    return tuple(sorted(called.difference(worker_commands())))
 
 
 @cache

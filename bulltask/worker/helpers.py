@@ -42,7 +42,7 @@ from bulltask.worker.slots import ExitCode, Slots
 if TYPE_CHECKING:
     import socket
 
-    from bulltask.observe.metrics import QueueReadings
+    from bulltask.observe.metrics import ReadQueues
 
 __all__ = [
     "GuardProcess",
@@ -361,7 +361,7 @@ class MetricsProcess(HelperProcess):
         config: Config,
         memory: MetricsMemory,
         worker_id: str,
-        read_queues: QueueReadings,
+        read_queues: ReadQueues,
         slots: Callable[[], tuple[int, int]],
         probes: Mapping[str, Callable[[], Sequence[str]]],
         close_inherited: Callable[[], None],

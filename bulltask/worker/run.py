@@ -33,6 +33,7 @@ from bulltask.observe.counters import MetricsListener, MetricsMemory
 from bulltask.observe.events import ChildStarted, RedisReconnected, WorkerRestarting, WorkerStarted, WorkerStopping
 from bulltask.observe.log import LogListener, configure_logging, listener_errors, worker_id
 from bulltask.observe.signals import worker_init
+from bulltask.queue.overview import read_figures
 from bulltask.registry.task import close_connections
 from bulltask.transport.broker import (
     ServerSettings,
@@ -42,10 +43,8 @@ from bulltask.transport.broker import (
     read_server_settings,
 )
 from bulltask.transport.call import QueueKeys, SyncClient
-from bulltask.transport.operation import run_sync
 from bulltask.transport.permissions import CLUSTER, check_permissions, metrics_commands, worker_commands
 from bulltask.transport.produce import PROTOCOL_VERSION
-from bulltask.transport.queue_readings import read_queues
 from bulltask.transport.scripts.add import write_queue_meta
 from bulltask.worker.async_loop import jobs_per_child, slots_per_child
 from bulltask.worker.beat import Beat, BeatWorker, read_entries
@@ -737,7 +736,7 @@ class _Assembly:
             self.config,
             self.memory,
             self.worker_id,
-            lambda: run_sync(client, read_queues(self.keys)),
+            lambda: read_figures(client, self.keys),
             self._slots_in_use,
             {"/livez": self.slots.health.not_alive, "/readyz": self.slots.health.not_ready},
             self._close_inherited,

@@ -32,7 +32,7 @@ from bulltask.observe.metrics import bind, run_exporter
 from bulltask.observe.metrics import MetricsCollector
 from bulltask.worker.slots import ChildLimit
 from bulltask.config.process import die_with_parent
-from bulltask.transport.queue_readings import QueueReading
+from bulltask.transport.scripts.queue import QueueFigures
 
 QUEUES = ("mail", "sms")
 memory = MetricsMemory(QUEUES, 4, ChildLimit)
@@ -41,7 +41,7 @@ children = {}
 
 def lengths():
     with open(sys.argv[1]) as file:  # stands for Redis and can be removed
-        return {queue: QueueReading(jobs=jobs) for queue, jobs in json.load(file).items()}
+        return {queue: QueueFigures(**jobs) for queue, jobs in json.load(file).items()}
 
 def exporter():
     listener = bind("127.0.0.1", 0)

@@ -26,8 +26,8 @@ from bulltask.observe.counters import (
     NotedAttempt,
     failure_counter,
 )
-from bulltask.observe.metrics import METRICS, MetricsCollector, QueueReadings, QueuesCollector
-from bulltask.transport.queue_readings import QueueReading
+from bulltask.observe.metrics import METRICS, MetricsCollector, QueuesCollector, ReadQueues
+from bulltask.transport.scripts.queue import QueueFigures
 from bulltask.worker.slots import ChildLimit
 
 WORKER = "node-1-12345-a1b2c3"
@@ -40,11 +40,11 @@ def attach_listener(memory: MetricsMemory, block: int) -> Bus:
     return bus
 
 
-def no_queues() -> Mapping[str, QueueReading]:
+def no_queues() -> Mapping[str, QueueFigures]:
     return {}
 
 
-def scrape(memory: MetricsMemory, read_queues: QueueReadings = no_queues) -> dict[Sample, float]:
+def scrape(memory: MetricsMemory, read_queues: ReadQueues = no_queues) -> dict[Sample, float]:
     registry = CollectorRegistry()
     registry.register(MetricsCollector(memory, WORKER, read_queues))
     families = text_string_to_metric_families(generate_latest(registry).decode())
@@ -57,7 +57,7 @@ def scrape(memory: MetricsMemory, read_queues: QueueReadings = no_queues) -> dic
 
 def test_the_first_metrics_keep_their_names_types_and_labels() -> None:
     registry = CollectorRegistry()
-    readings = {"mail": QueueReading(jobs={"wait": 1})}
+    readings = {"mail": QueueFigures(wait=1)}
     registry.register(MetricsCollector(MetricsMemory(["mail"], 1, ChildLimit), WORKER, lambda: readings))
     families = list(text_string_to_metric_families(generate_latest(registry).decode()))
     metrics = {
@@ -309,7 +309,10 @@ def test_a_new_process_does_not_inherit_a_lost_connection() -> None:
 def test_queues_are_read_at_each_scrape() -> None:
     states = ("wait", "active", "completed", "failed", "delayed", "prioritized", "waiting-children", "paused")
     jobs = {state: number for number, state in enumerate(states)}
-    reading = QueueReading(jobs=jobs, oldest_ms=1500, due=2, scheduler_lag_ms=250, is_paused=True, workers=3)
+    counts: Any = {state.replace("-", "_"): count for state, count in jobs.items()}
+    reading = QueueFigures(
+        **counts, oldest_ms=1500, due=2, scheduler_lag_ms=250, is_paused=True, workers=("a", "b", "c")
+    )
     samples, mail = scrape(MetricsMemory(["mail"], 1, ChildLimit), lambda: {"mail": reading}), ("queue", "mail")
     for number, state in enumerate(states):
         for name in ("bullmq_queue_length", "bulltask_queue_jobs"):
@@ -324,17 +327,17 @@ def test_queues_are_read_at_each_scrape() -> None:
 def test_the_exporter_reads_the_queues_at_most_once_in_a_while_and_shows_no_queue_without_redis() -> None:
     reads: list[int] = []
 
-    def read() -> Mapping[str, QueueReading]:
+    def read() -> Mapping[str, QueueFigures]:
         reads.append(1)
         if len(reads) == 2:
             raise ConnectionError("refused")
-        return {"mail": QueueReading(jobs={"wait": 7})}
+        return {"mail": QueueFigures(due=7)}
 
     def values(collector: QueuesCollector) -> dict[str, float]:
         return {sample.name: sample.value for family in collector.collect() for sample in family.samples}
 
     cached, uncached = (QueuesCollector(read, lambda: 0, seconds) for seconds in (60, 0))
-    assert values(cached)["bulltask_queue_jobs"] == values(cached)["bulltask_queue_jobs"] == 7
+    assert values(cached)["bulltask_queue_due_delayed_jobs"] == values(cached)["bulltask_queue_due_delayed_jobs"] == 7
     assert len(reads) == 1
     missing = values(uncached)
     assert "bulltask_queue_jobs" not in missing
@@ -365,7 +368,7 @@ def test_waits_for_rate_limits_are_counted() -> None:
 
 
 def test_a_scrape_without_redis_contains_the_counters() -> None:
-    def unreachable() -> Mapping[str, QueueReading]:
+    def unreachable() -> Mapping[str, QueueFigures]:
         raise ConnectionError("refused")
 
     memory = MetricsMemory(["mail"], 2, ChildLimit)
@@ -380,7 +383,7 @@ def test_concurrent_scrapes_read_queue_lengths_one_at_a_time() -> None:
     active, max_active = 0, 0
     change = threading.Lock()
 
-    def read_queues() -> Mapping[str, QueueReading]:
+    def read_queues() -> Mapping[str, QueueFigures]:
         nonlocal active, max_active
         with change:
             active += 1
@@ -468,7 +471,7 @@ def test_no_queue_name_can_forge_a_metric() -> None:
     evil = 'a"} 1\\\nforged_total{x="\u2028\u202e'
     memory = MetricsMemory([evil], 1, ChildLimit)
     memory.block(0).ended(None, evil, "t", "completed", 1.0)
-    samples = scrape(memory, lambda: {evil: QueueReading(jobs={"wait": 3})})
+    samples = scrape(memory, lambda: {evil: QueueFigures(wait=3)})
     assert {dict(labels)["queue"] for _, labels in samples if "queue" in dict(labels)} == {evil}
     assert samples["bullmq_queue_length", (("queue", evil), ("state", "wait"))] == 3
     assert not any(name.startswith("forged") for name, _ in samples)

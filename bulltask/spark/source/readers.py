@@ -59,9 +59,8 @@ from bulltask.spark.source.options import CountsOptions, EventsOptions, JobsOpti
 from bulltask.spark.source.planning import BatchLimits, EntryRange, ScanRequest, ScanResult, plan_batch, split_range
 from bulltask.spark.source.streams import find_end, max_lengths, parse_state, read_pages, read_states
 from bulltask.transport.call import Call, QueueKeys
-from bulltask.transport.queue_readings import STATES
 from bulltask.transport.scripts.job import job_fields
-from bulltask.transport.scripts.queue import LISTS, count_by_score, ids_by_score, list_ids, score_at, state_size
+from bulltask.transport.scripts.queue import LISTS, STATES, count_by_score, ids_by_score, list_ids, score_at, state_size
 from bulltask.transport.streams import MAX_RANGE, last_id_of_range, stream_exists, stream_info
 
 __all__ = [

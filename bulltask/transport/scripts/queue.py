@@ -43,6 +43,7 @@ __all__ = [
     "CHECK_MS",
     "LISTS",
     "SETS",
+    "STATES",
     "BeatLabel",
     "ClientRow",
     "Iteration",
@@ -122,6 +123,8 @@ LISTS: Final = ("wait", "active", "paused")
 
 SETS: Final = ("completed", "failed", "delayed", "prioritized", "waiting-children")
 """States that are sorted sets of ids."""
+
+STATES: Final = ("wait", "active", "completed", "failed", "delayed", "prioritized", "waiting-children", "paused")
 
 _SCAN_COUNT = 1_000
 
@@ -209,8 +212,9 @@ class QueueFigures:
     Attributes:
         wait, paused, active, prioritized, delayed, waiting_children, completed, failed: How many jobs have each state.
         due: How many of the delayed jobs are due, but were not moved to ``wait`` yet, which workers do.
-        oldest_ms: Since when the oldest job that could run has been waiting. ``None`` if there is none, or if it is
+        oldest_ms: How long the oldest job that could run has been waiting. ``None`` if there is none, or if it is
             unknown, because those that run next were acquired before.
+        scheduler_lag_ms: How long the next job of a job scheduler is overdue.
         added, finished: How many jobs were added, and have completed or failed, in the last ``window_ms``.
         window_ms: A minute; less if there are too many events to count; ``None`` if there are none.
         workers: The ids of its workers that report their state, at most 1,000.
@@ -220,53 +224,57 @@ class QueueFigures:
         max, duration_ms: Its global rate limit.
     """
 
-    wait: int
-    paused: int
-    active: int
-    prioritized: int
-    delayed: int
-    waiting_children: int
-    completed: int
-    failed: int
-    due: int
-    oldest_ms: int | None
-    added: int
-    finished: int
-    window_ms: int | None
-    workers: tuple[str, ...]
-    is_paused: bool
-    pause: Pause | None
-    concurrency: int | None
-    max: int | None
-    duration_ms: int | None
+    wait: int = 0
+    paused: int = 0
+    active: int = 0
+    prioritized: int = 0
+    delayed: int = 0
+    waiting_children: int = 0
+    completed: int = 0
+    failed: int = 0
+    due: int = 0
+    oldest_ms: int | None = None
+    scheduler_lag_ms: int = 0
+    added: int = 0
+    finished: int = 0
+    window_ms: int | None = None
+    workers: tuple[str, ...] = ()
+    is_paused: bool = False
+    pause: Pause | None = None
+    concurrency: int | None = None
+    max: int | None = None
+    duration_ms: int | None = None
+
+    @property
+    def jobs(self) -> Mapping[str, int]:
+        """How many jobs each of BullMQ's states has."""
+        return {state: getattr(self, state.replace("-", "_")) for state in STATES}
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs could run, if a worker had a free slot and nothing held the queue."""
+        return self.wait + self.paused + self.prioritized + self.due
 
 
-_FIGURE_KEYS: Final = (
-    "wait paused active prioritized delayed waiting_children completed failed meta events workers pause_note"
-)
-_COUNTS: Final = (
-    "wait",
-    "paused",
-    "active",
-    "prioritized",
-    "delayed",
-    "waiting_children",
-    "completed",
-    "failed",
-    "due",
-)
+_COUNTS: Final = "wait paused active prioritized delayed waiting_children completed failed"
 _RATE_PERIOD_MS: Final = 60_000
 
 
-def queue_figures(keys: QueueKeys, now_ms: int) -> Call[QueueFigures]:
-    """bulltask's ``queueOverview``: count a queue's jobs, without writing; ``now_ms`` is the server's time."""
+def queue_figures(keys: QueueKeys, now_ms: int, *, rates: bool = True) -> Call[QueueFigures]:
+    """bulltask's ``queueOverview``: count a queue's jobs, without writing; ``now_ms`` is the server's time.
+
+    Without ``rates``, it reads no events: jobs that were added or finished, and who has paused the queue, are unknown.
+    """
 
     def parse_reply(reply: Any) -> QueueFigures:
-        counts = dict(zip(_COUNTS, map(int, reply), strict=False))
-        oldest, added, finished, window, note, workers, paused, concurrency, max_jobs, duration = reply[9:]
+        counts = dict(zip(_COUNTS.split(), map(int, reply), strict=False))
+        due, oldest, added, finished, window, note, workers, paused, concurrency, max_jobs, duration, run = reply[8:]
+        since_ms, run_ms = _whole(oldest), _whole(run)
         return QueueFigures(
             **counts,
-            oldest_ms=_whole(oldest),
+            due=due,
+            oldest_ms=None if since_ms is None else max(0, now_ms - since_ms),
+            scheduler_lag_ms=0 if run_ms is None else max(0, now_ms - run_ms),
             added=added,
             finished=finished,
             window_ms=_whole(window),
@@ -278,8 +286,9 @@ def queue_figures(keys: QueueKeys, now_ms: int) -> Call[QueueFigures]:
             duration_ms=_whole(duration),
         )
 
-    args = (keys.base, now_ms, _RATE_PERIOD_MS)
-    return script_call(loader.bulltask_script("queueOverview"), named_keys(keys, _FIGURE_KEYS), args, parse_reply)
+    script_keys = named_keys(keys, f"{_COUNTS} meta events workers pause_note repeat")
+    args = (keys.base, now_ms, _RATE_PERIOD_MS if rates else 0)
+    return script_call(loader.bulltask_script("queueOverview"), script_keys, args, parse_reply)
 
 
 def _whole(value: bytes | int) -> int | None:

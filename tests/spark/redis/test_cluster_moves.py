@@ -24,9 +24,8 @@ from bulltask.transport.call import Call
 from bulltask.transport.cluster import ClusterClient
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.operation import atomic
-from bulltask.transport.queue_readings import STATES
 from bulltask.transport.scripts.job import job_fields
-from bulltask.transport.scripts.queue import scan_queues, state_size
+from bulltask.transport.scripts.queue import STATES, scan_queues, state_size
 from bulltask.transport.streams import last_id_of_range
 from tests.conftest import FLAVOR
 from tests.support.fake_query import FakeQuery

@@ -14,13 +14,14 @@
   KEYS[10] events
   KEYS[11] bulltask's workers of the queue
   KEYS[12] who has paused the queue
+  KEYS[13] repeat
   ARGV[1]  key prefix of the queue's jobs
   ARGV[2]  now, in milliseconds
-  ARGV[3]  period of the rates, in milliseconds
+  ARGV[3]  period of the rates, in milliseconds; 0 for neither rates nor KEYS[12], and no event is read
   returns  the lengths of KEYS[1] to KEYS[8]; the number of due delayed jobs; since when the oldest job has been waiting,
            "" if none is or that is unknown; the number of jobs that were added, and that have finished, and in how many
-           milliseconds, "" if that is unknown; KEYS[12] if it is paused; the ids of the workers; paused, concurrency, max, duration of
-           KEYS[9]
+           milliseconds, "" if that is unknown; KEYS[12] if it is paused; the ids of the workers; paused, concurrency, max,
+           duration of KEYS[9]; when the first job scheduler's next job is due, "" if there is none
 ]]
 local base, now, period = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local JOBS, EVENTS, WORKERS, PRIORITY, DELAYED = 10, 100, 1000, 4294967296, 4096
@@ -76,9 +77,9 @@ end
 figures[10] = oldest and string.format("%.0f", oldest) or ""
 
 local meta = redis.call("HMGET", KEYS[9], "paused", "concurrency", "max", "duration", "opts.maxLenEvents")
-local length = redis.call("XLEN", KEYS[10])
+local length = period > 0 and redis.call("XLEN", KEYS[10]) or 0
 local from = string.format("%.0f", now - period)
-local events = redis.call("XREVRANGE", KEYS[10], "+", from, "COUNT", EVENTS)
+local events = length > 0 and redis.call("XREVRANGE", KEYS[10], "+", from, "COUNT", EVENTS) or {}
 local added, finished, window = 0, 0, period
 for _, event in ipairs(events) do
   local fields = event[2]
@@ -98,7 +99,7 @@ end
 figures[11], figures[12], figures[13] = added, finished, window
 
 -- Another client does not remove the note when it resumes the queue.
-local note = meta[1] and redis.call("GET", KEYS[12]) or ""
+local note = meta[1] and period > 0 and redis.call("GET", KEYS[12]) or ""
 local is_object, pause = pcall(cjson.decode, note)
 if is_object and type(pause) == "table" and tonumber(pause["at_ms"]) then
   local after = string.format("%.0f", tonumber(pause["at_ms"]) + 1000)
@@ -113,4 +114,5 @@ figures[15] = redis.call("ZRANGEBYSCORE", KEYS[11], "(" .. ARGV[2], "+inf", "LIM
 for i = 1, 4 do
   figures[15 + i] = meta[i] or ""
 end
+figures[20] = redis.call("ZRANGE", KEYS[13], 0, 0, "WITHSCORES")[2] or ""
 return figures
