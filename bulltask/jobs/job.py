@@ -44,6 +44,7 @@ __all__ = [
     "MAX_PRIORITY",
     "RELEASES_FIELD",
     "STORED",
+    "UNLIMITED_ATTEMPTS",
     "BackoffLike",
     "Deduplication",
     "HasJobRef",
@@ -82,6 +83,9 @@ def new_job_id() -> str:
 
 MAX_PRIORITY: Final = 2**21 - 1
 """Largest priority that every version of BullMQ accepts (5.62: 2^21, 6.x: one less)."""
+
+UNLIMITED_ATTEMPTS: Final = 2**31 - 1
+"""The number of attempts for ``max_retries=None``: the largest that BullMQ supports."""
 
 RELEASES_FIELD: Final = "bulltask:releases"
 """The field of a job's hash with :attr:`RunningJob.releases`; BullMQ ignores it."""
@@ -707,8 +711,22 @@ class RunningJob:
 
     @property
     def attempts(self) -> int:
-        """Maximum number of attempts as stored; 0 and 1 both mean a single attempt."""
+        """Maximum number of attempts as stored, also in other queues; 0 and 1 both mean a single attempt."""
         return self.opts.attempts
+
+    @property
+    def attempts_in_queue(self) -> int:
+        """:attr:`attempts` without those in another queue: the maximum of BullMQ's counter ``atm``."""
+        return self.opts.attempts - self.opts.retries_before
+
+    def max_attempts(self, max_retries: int | None = None) -> int:
+        """Return the maximum number of attempts if a retry is requested; ``max_retries`` is the request's limit.
+
+        Requests are ``self.retry()`` and ``autoretry_for``. For other errors, the maximum is :attr:`attempts`.
+        """
+        stored = self.opts.bulltask.get("max_explicit_retries")
+        retries = stored if max_retries is None and isinstance(stored, int) else max_retries
+        return max(1, self.attempts if retries is None else retries + 1)
 
     @property
     def lifo(self) -> bool:

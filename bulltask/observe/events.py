@@ -1,8 +1,9 @@
 """The events of a worker. Each is declared here, once: its fields, its log line, and what it counts.
 
 A child emits the subclasses of :class:`ChildEvent`, which the listeners of an app receive (``@app.on(JobFailed)``),
-about itself, its connections and its jobs; the supervisor emits the other events, and some of those. ``LogListener``
-in log.py writes the lines, and ``MetricsListener`` in counters.py counts; the ends of attempts are counted by those who
+about itself, its connections and its jobs; the supervisor emits the other events, and some of those. ``JobFailed`` and
+``JobRetried`` are made in worker/outcomes.py, or in worker/recovery.py if the attempt was killed. ``LogListener`` in
+log.py writes the lines, and ``MetricsListener`` in counters.py counts; the ends of attempts are counted by those who
 write them, so that none is missed.
 """
 

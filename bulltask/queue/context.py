@@ -25,6 +25,7 @@ from bulltask.jobs.clock import Duration, to_epoch_ms, to_ms
 from bulltask.jobs.errors import ConfigError
 from bulltask.jobs.fields import KeepJobs, TimeLimits
 from bulltask.jobs.job import (
+    UNLIMITED_ATTEMPTS,
     BackoffLike,
     Deduplication,
     JobOptions,
@@ -254,7 +255,7 @@ def _job_options(name: str, options: Mapping[str, Any], stored: Mapping[str, obj
 def _attempts(value: object, config: Config) -> int:
     if value is None:
         return config.max_retries + 1
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= UNLIMITED_ATTEMPTS:
         raise ConfigError(f"attempts must be an integer of 0 or more, not {value!r:.200}")
     return value
 

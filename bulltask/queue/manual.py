@@ -118,7 +118,7 @@ def _fail_deferred(context: QueueContext, stored: StoredJob, fetch: FetchOptions
     running = _running(stored)
     fields = running.failure_fields(running.deferred_failure, "")
     keep = running.keep("removeOnFail", context.broker.config.keep_failed)
-    finish = FinishOptions(False, fields[1].encode(), keep, running.attempts, fields)
+    finish = FinishOptions(False, fields[1].encode(), keep, running.attempts_in_queue, fields)
     return (yield from _finish_and_fetch(context, running, fetch, finish, fetch_next=True))
 
 
@@ -128,7 +128,7 @@ def complete(job: JobFields, value: Any, token: str | None, *, fetch_next: bool)
     encoded = job.context.broker.payloads.dump_result(value, ref, PayloadFormat(), what)
     running = _running(job.stored)
     keep = running.keep("removeOnComplete", job.context.broker.config.keep_completed)
-    finish = FinishOptions(True, encoded, keep, running.attempts)
+    finish = FinishOptions(True, encoded, keep, running.attempts_in_queue)
     next_job = yield from _finish(job, running, finish, token, fetch_next=fetch_next)
     job.change(returnvalue=codec.decode(encoded))
     return next_job
@@ -143,12 +143,12 @@ def fail(
     attempts_made, attempts = running.attempts_made + 1, running.attempts
     if isinstance(error, Retry):  # raised by self.retry() in code that is also a task
         countdown_ms = error.delay_ms if countdown_ms is None else countdown_ms
-        attempts = attempts if error.max_retries is None else error.max_retries + 1
+        attempts = running.max_attempts(error.max_retries)
         error = error.exc or error
     fields = running.failure_fields(*_reason_and_trace(error))
     if attempts_made >= attempts or job.is_discarded or _is_permanent(error):
         keep = running.keep("removeOnFail", job.context.broker.config.keep_failed)
-        finish = FinishOptions(False, fields[1].encode(), keep, running.attempts, fields)
+        finish = FinishOptions(False, fields[1].encode(), keep, running.attempts_in_queue, fields)
         next_job = yield from _finish(job, running, finish, token, fetch_next=fetch_next)
     else:
         next_job, keys = None, job.context.keys
@@ -158,7 +158,7 @@ def fail(
         else:
             call = scripts.retry_job(keys, job.id, fetch.token, lifo=running.lifo, fields=fields, now_ms=now_ms)
         yield from execute(call)
-        job.change(attempts_made=attempts_made, delay_ms=delay_ms)
+        job.change(attempts_made=job.attempts_made + 1, delay_ms=delay_ms)
     job.change(failed_reason=fields[1], stacktrace=tuple(codec.decode(fields[3])))
     return next_job
 
@@ -234,16 +234,17 @@ def _fetch_options(job: JobFields, token: str | None) -> FetchOptions:
 
 def _running(stored: StoredJob) -> RunningJob:
     """Return the job in the form that workers use."""
+    opts = StoredOptions(stored.opts)
     return RunningJob(
         queue=stored.queue,
         id=stored.id,
         name=stored.name,
         data=stored.data_text.encode(),
-        opts=StoredOptions(stored.opts),
+        opts=opts,
         timestamp_ms=stored.timestamp_ms,
         priority=stored.priority,
-        attempts_made=stored.attempts_made,
-        attempts_started=stored.attempts_started,
+        attempts_made=stored.attempts_made + opts.retries_before,
+        attempts_started=stored.attempts_started + opts.retries_before,
         deferred_failure=stored.deferred_failure or "",
         scheduler_id=stored.scheduler_id or "",
         stacktrace=codec.encode(list(stored.stacktrace)),

@@ -43,11 +43,11 @@ from bulltask.jobs.errors import (
     warn_user,
 )
 from bulltask.jobs.fields import NO_CHECKPOINT, Checkpoint
-from bulltask.jobs.job import RunningJob
+from bulltask.jobs.job import UNLIMITED_ATTEMPTS, RunningJob
 from bulltask.jobs.names import check_queue_name
 from bulltask.jobs.payloads import PLAIN, PayloadCodec, PayloadFormat
 from bulltask.registry.canvas import Canvas, Signature, check_overrides_passed
-from bulltask.registry.options import UNLIMITED_RETRIES, CallKeywords, expiry_ms
+from bulltask.registry.options import CallKeywords, expiry_ms
 from bulltask.registry.request import Request, current_job, enter_job, in_started_thread
 from bulltask.registry.results import AsyncResult
 from bulltask.registry.stamping import Stamper
@@ -64,7 +64,6 @@ __all__ = [
     "current_task",
     "enter_attempt",
     "enter_context",
-    "max_attempts",
     "no_retries_left",
     "running_task",
 ]
@@ -225,21 +224,14 @@ class JobClient(CheckpointStore, Protocol):
         """:meth:`replace` for asyncio."""
 
 
-def max_attempts(job: RunningJob, max_retries: int | None) -> int:
-    """Return the maximum number of attempts of a job that ``self.retry(max_retries=…)`` retries."""
-    stored = job.opts.bulltask.get("max_explicit_retries")
-    retries = stored if max_retries is None and isinstance(stored, int) else max_retries
-    return max(1, job.attempts if retries is None else retries + 1)
-
-
 def has_retries_left(job: RunningJob, max_retries: int | None) -> bool:
     """Return whether this is not the last attempt of a running job."""
-    return job.attempts_made + 1 < max_attempts(job, max_retries)
+    return job.attempts_made + 1 < job.max_attempts(max_retries)
 
 
 def no_retries_left(job: RunningJob, max_retries: int | None) -> str:
     """Return why a job that has requested a retry fails."""
-    maximum = max_attempts(job, max_retries)
+    maximum = job.max_attempts(max_retries)
     return f"the task requested a retry, but this was attempt {job.attempts_made + 1} of {maximum}"
 
 
@@ -894,8 +886,8 @@ class Context(JobMethods):
     def max_retries(self) -> int | None:
         """How many times :meth:`retry` may retry the job, ``None`` for no limit; 0 if the task was called directly."""
         job = current_job()
-        attempts = self.request.attempts if job is None or job.id != self.request.id else max_attempts(job, None)
-        return None if attempts > UNLIMITED_RETRIES else attempts - 1
+        attempts = self.request.attempts if job is None or job.id != self.request.id else job.max_attempts()
+        return None if attempts >= UNLIMITED_ATTEMPTS else attempts - 1
 
     @property
     def default_retry_delay(self) -> float:

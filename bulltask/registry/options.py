@@ -19,7 +19,15 @@ from bulltask.jobs.backoff import Backoff, CustomBackoff, warn_about_long_delay
 from bulltask.jobs.clock import Duration, to_epoch_ms, to_ms, value_class
 from bulltask.jobs.errors import ConfigError, did_you_mean, warn_user
 from bulltask.jobs.fields import KeepJobs, TimeLimits
-from bulltask.jobs.job import STORED, BackoffLike, Deduplication, ParentLike, check_priority, stored_options
+from bulltask.jobs.job import (
+    STORED,
+    UNLIMITED_ATTEMPTS,
+    BackoffLike,
+    Deduplication,
+    ParentLike,
+    check_priority,
+    stored_options,
+)
 from bulltask.jobs.names import check_queue_name
 from bulltask.jobs.payloads import Compression, PayloadFormat, Serializer
 from bulltask.registry.stamping import headers_with_stamps, with_stamps
@@ -29,7 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TASK_OPTIONS",
-    "UNLIMITED_RETRIES",
     "BatchTaskKeywords",
     "CallKeywords",
     "CallOptions",
@@ -44,13 +51,9 @@ __all__ = [
 ]
 
 
-UNLIMITED_RETRIES: Final = 2**31 - 2
-"""The number of retries for ``max_retries=None``: the largest that BullMQ supports."""
-
-
 def check_max_retries(value: int) -> int:
     """Return a valid number of retries; raises ``ConfigError`` for any other value."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= UNLIMITED_RETRIES:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < UNLIMITED_ATTEMPTS:
         raise ConfigError(f"max_retries must be an integer of 0 or more, not {value!r:.200}")
     return value
 
@@ -517,7 +520,7 @@ class TaskOptions:
     def attempts(self, config: Config) -> int:
         """Return the maximum number of attempts."""
         if self.unlimited_retries:
-            return UNLIMITED_RETRIES + 1
+            return UNLIMITED_ATTEMPTS
         return 1 + (config.max_retries if self.max_retries is None else self.max_retries)
 
     def max_explicit_retries(self, config: Config) -> int | None:

@@ -49,7 +49,7 @@ from bulltask.jobs.fields import (
     TimeLimits,
     storable_arguments,
 )
-from bulltask.jobs.job import JobRef, PlannedJob, RunningJob, check_together
+from bulltask.jobs.job import UNLIMITED_ATTEMPTS, JobRef, PlannedJob, RunningJob, check_together
 from bulltask.jobs.names import FAN_OUT, REVOKED, STARMAP
 from bulltask.jobs.payloads import CLOUDPICKLE, ENVELOPE_START, PLAIN, PayloadCodec, PayloadFormat
 from bulltask.jobs.stored_job import FailedJob
@@ -61,7 +61,6 @@ from bulltask.registry.batches import BatchJob, ErrorOrResult, split_outcome
 from bulltask.registry.canvas import Canvas, Signature
 from bulltask.registry.canvas_plan import plan_replacement
 from bulltask.registry.context import Checkpoints, Context, JobClient, JobCommand, LazyContext, enter_attempt
-from bulltask.registry.options import UNLIMITED_RETRIES
 from bulltask.registry.request import FailedRequest, Request, origin_of_replacement
 from bulltask.registry.results import AsyncResult, GroupResult
 from bulltask.registry.task import AnyTask
@@ -822,7 +821,7 @@ def _in_other_queue(attempt: Attempt, outcome: RetriedOutcome) -> Signature[Any,
     if outcome.expires_ms is not None or job.expires_ms is not None:
         options["expires"] = datetime.fromtimestamp((outcome.expires_ms or job.expires_ms or 0) / 1000, UTC)
     if "max_explicit_retries" not in job.opts.bulltask:  # the call or the task sets one limit for all retries
-        options["max_retries"] = min(max(0, job.attempts - 1), UNLIMITED_RETRIES)
+        options["max_retries"] = min(max(1, job.attempts), UNLIMITED_ATTEMPTS) - 1
     has_unique_id = "jobId" not in job.opts and not job.id.isdecimal()  # not from a caller, or a queue's counter
     if has_unique_id and not job.opts.retries_before:
         options["job_id"] = job.id

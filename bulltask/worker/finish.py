@@ -341,7 +341,7 @@ class Finisher:
         if job.releases:
             fields += [RELEASES_FIELD, "0"]  # for the case that somebody retries the job
         keep = job.keep("removeOnFail", self._config.keep_failed)
-        finish = FinishOptions(False, fields[1].encode(), keep, job.attempts - job.opts.retries_before, fields)
+        finish = FinishOptions(False, fields[1].encode(), keep, job.attempts_in_queue, fields)
         # In these cases, the script cannot fetch the next job.
         errbacks = []
         if not revoked:

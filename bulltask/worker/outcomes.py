@@ -37,7 +37,7 @@ from bulltask.jobs.names import REVOKED
 from bulltask.jobs.stored_job import FailedJob
 from bulltask.observe.counters import failure_counter
 from bulltask.observe.events import JobFailed, JobReleased, JobRescheduled, JobRetried, JobWaitsForChildren
-from bulltask.registry.context import Checkpoints, max_attempts, no_retries_left
+from bulltask.registry.context import Checkpoints, no_retries_left
 from bulltask.registry.task import AnyTask
 from bulltask.transport.call import QueueKeys
 from bulltask.worker.slots import Slot
@@ -388,9 +388,9 @@ def _maximum(cause: BaseException, job: RunningJob, task: AnyTask[..., object] |
     ``task_max_retries=0`` means that nothing is retried unless the task requests it. ``autoretry_for`` is a request.
     """
     if requested is not None:
-        return max_attempts(job, requested.max_retries)
+        return job.max_attempts(requested.max_retries)
     if task is not None and _any_is(cause, task._options.autoretry_for):
-        return max(job.attempts, max_attempts(job, None))
+        return max(job.attempts, job.max_attempts())
     return job.attempts
 
 

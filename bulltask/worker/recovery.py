@@ -69,7 +69,7 @@ class KilledAttempt:
 
     Attributes:
         job_id: ``""`` if it is too long for a slot.
-        will_retry: Whether the job is retried, if it has attempts left.
+        will_retry: Whether the job is retried; the child has decided it, with the task's limit.
         blocked_ms: How long it had blocked the event loop, so that others could not be cancelled; 0 if it had not.
     """
 
@@ -98,8 +98,9 @@ class KilledAttempt:
 class FailureRecorder:
     """Records that an attempt failed because its child was killed.
 
-    The job is retried according to the attempts and backoff in its options. A custom backoff function is not called,
-    because the supervisor runs no user code; the job's options contain an exponential backoff for this case.
+    Whether the job is retried, the child has decided when the attempt started, because the task's options and the app's
+    categories are user code, which the supervisor does not run. Nor does it call a custom backoff function; the job's
+    options contain an exponential backoff for this case.
     """
 
     def __init__(
@@ -181,7 +182,7 @@ class FailureRecorder:
         fields = job.failure_fields(reason, trace)
         if not trace:
             del fields[2:]  # keep the tracebacks of earlier attempts
-        finish = FinishOptions(False, fields[1].encode(), keep, job.attempts, fields)
+        finish = FinishOptions(False, fields[1].encode(), keep, job.attempts_in_queue, fields)
         options = FetchOptions.from_config(self._config, keys, token, "")
         call = move_to_finished(keys, job.id, options, finish, fetch_next=False, now_ms=now_ms)
         return with_dependents(keys, job, call, None, now_ms)
@@ -193,8 +194,8 @@ class FailureRecorder:
 
 
 def _delay_ms(job: RunningJob, attempts_made: int) -> int | None:
-    """Return the delay of a retry; ``None`` if no attempt is left or the backoff is malformed."""
-    if attempts_made >= job.attempts:
+    """Return the delay of a retry; ``None`` if the job, or its backoff, is malformed."""
+    if job.malformed:
         return None
     try:
         return job.retry_delay_ms(attempts_made)

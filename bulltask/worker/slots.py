@@ -178,7 +178,7 @@ class Deadlines:
     Attributes:
         soft_at_ms, hard_at_ms: Monotonic times, 0 for none.
         is_async: Whether the task is async or runs in a thread, so that its child may run other attempts, too.
-        will_retry: Whether the job is retried after the hard limit, if it has attempts left.
+        will_retry: Whether the job is retried after the hard limit: it has attempts left, and the task allows it.
         in_batch: Whether the same call also runs other jobs, so this attempt cannot be cancelled alone.
     """
 

@@ -95,6 +95,14 @@ def own_backoff(self):
     return self.request.retries
 
 
+@app.task(bind=True, name="killed_again", time_limit=0.3, retry_backoff=0.01, autoretry_for=(TimeLimitExceeded,))
+def killed_again(self, to=None):
+    record("start", job=self.request.id)
+    if to is not None and self.request.retries == 0:
+        raise self.retry(queue=to, countdown=0)
+    rest(60)
+
+
 @app.task(bind=True, name="killed_for_good", time_limit=0.5, dont_autoretry_for=(TimeLimitExceeded,))
 def killed_for_good(self):
     record("start", job=self.request.id)
@@ -202,6 +210,22 @@ def test_a_killed_attempt_counts_and_the_job_is_retried(harness: WorkerHarness) 
     assert (line["category"], line["attempts_made"]) == ("transient", 1)
     assert not crashes(harness, again)
     assert "TimeLimitExceeded" in str(harness.field(again, "stacktrace"))
+
+
+def test_a_killed_attempt_is_retried_as_often_as_autoretry_for_permits(harness: WorkerHarness) -> None:
+    worker = harness.worker(TASKS, children=1)
+    job = harness.sender(task_max_retries=0, task_max_explicit_retries=1).send_task("killed_again")
+    assert "its child was killed" in reason_of(harness, job)
+    assert harness.start_count(job) == 2
+    assert worker.wait_for_line("Job failed", job_id=job.id)[0]["attempts_made"] == 2
+
+
+def test_the_last_attempt_in_another_queue_is_reported_as_such_if_it_is_killed(harness: WorkerHarness) -> None:
+    events = harness.stream(harness.url, harness.keys_of("other").events)
+    harness.worker(TASKS, children=1, options=["-Q", "default,other"])
+    job = harness.app.send_task("killed_again", kwargs={"to": "other"}, max_retries=1)
+    assert "its child was killed" in str(events.wait_for(1, TIMEOUT, event="failed", jobId=job.id)[0]["failedReason"])
+    assert events.wait_for(1, 5, event="retries-exhausted", jobId=job.id)[0]["attemptsMade"] == "1"
 
 
 def test_a_killed_attempt_uses_the_stored_backoff_instead_of_the_backoff_function(harness: WorkerHarness) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
 from typing import Any, cast
 
 import pytest
 import redis
 
+from bulltask import App
 from bulltask.errors import (
     BrokerUnavailableError,
     ConfigError,
@@ -231,6 +234,27 @@ def test_a_countdown_adds_no_attempt(queue: Queue) -> None:
     assert second.is_failed()
     second.refresh()
     assert second.failed_reason == "enough"
+
+
+def test_a_requested_retry_has_the_jobs_limit_for_requests(queue: Queue, broker_url: str) -> None:
+    with closing(App("sender", broker_url, task_max_retries=0, task_max_explicit_retries=1)) as app:
+        app.send_task("a", queue="mail")
+    for attempt in (1, 2):
+        job = acquire(queue)
+        job.move_to_failed(Retry(delay_ms=0, exc=ValueError("again")))
+        assert (job.attempts_made, job.is_failed()) == (attempt, attempt == 2)
+
+
+def test_attempts_in_another_queue_count_toward_the_maximum(queue: Queue, redis_client: redis.Redis) -> None:
+    added, keys = queue.add("a", attempts=3), queue.context.keys
+    moved = {"attempts": 3, "bulltask": {"v": 1, "retries": 1}}
+    redis_client.hset(keys.job(added.id), "opts", json.dumps(moved))
+    for attempt in (1, 2):
+        job = acquire(queue)
+        job.move_to_failed("no")
+        assert (job.attempts_made, job.is_failed()) == (attempt, attempt == 2)
+    events: Any = redis_client.xrange(keys.events)
+    assert [fields["attemptsMade"] for _, fields in events if fields["event"] == "retries-exhausted"] == ["2"]
 
 
 @pytest.mark.parametrize("countdown", [-1, "60", float("nan")])

@@ -12,6 +12,13 @@ import msgpack
 import pytest
 
 from bulltask.config.settings import Settings
+from bulltask.errors import (
+    BrokerError,
+    BulltaskError,
+    FailedChildrenError,
+    NoPendingChildrenError,
+    PendingChildrenError,
+)
 from bulltask.events import Bus, Event, JobFailed, JobRetried
 from bulltask.jobs.fields import KEEP_ALL
 from bulltask.jobs.job import RunningJob, StoredOptions
@@ -51,11 +58,11 @@ def finisher(emitted: list[Event]) -> Finisher:
     return Finisher(CONFIG, clock, bus, "worker")
 
 
-def acquired() -> AcquiredJob:
+def acquired(**opts: object) -> AcquiredJob:
     fields = {
         "name": "send",
         "data": "{}",
-        "opts": json.dumps({"attempts": 3}),
+        "opts": json.dumps({"attempts": 3, **opts}),
         "timestamp": "1",
         "ats": "2",
         "atm": "1",
@@ -136,6 +143,61 @@ def test_an_outcomes_event_counts_the_attempt_that_ended(
     (event,) = emitted
     assert isinstance(event, JobFailed | JobRetried)
     assert (event.attempts_made, event.exception, event.duration_ms) == (2, outcome.exception, 12.5)
+
+
+@pytest.mark.parametrize(
+    ("opts", "delay_ms"),
+    [
+        ({"attempts": 3, "backoff": {"type": "fixed", "delay": 70}}, 70),
+        ({"attempts": 2}, None),
+        ({"attempts": 3, "bulltask": {"v": 1, "retries": 1}}, None),
+        ({"attempts": 4, "bulltask": {"v": 1, "retries": 1}}, 0),
+        ({"attempts": 20, "bulltask": {"v": 1, "retries": 15}}, 1_000),
+        ({"attempts": 1, "bulltask": {"v": 1, "max_explicit_retries": 9}}, None),
+        ({"attempts": 3, "backoff": "?"}, None),
+    ],
+    ids=["retry", "last", "last after a move", "after a move", "slow", "only requests are retried", "no backoff"],
+)
+def test_a_parent_that_cannot_complete_yet_is_retried_while_it_has_attempts_left(
+    finisher: Finisher, opts: dict[str, Any], delay_ms: int | None
+) -> None:
+    error = PendingChildrenError("pending")
+    reason = "Job 7 has pending dependencies. moveToFinished"
+    outcome = finisher.failed_writes.fallback(acquired(**opts), CompletedOutcome(b"1", 1), error)
+    failed = FailedOutcome(reason, "", "permanent")
+    assert outcome == (failed if delay_ms is None else RetriedOutcome(delay_ms, reason, "", "transient"))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error", "fallback"),
+    [
+        (
+            CompletedOutcome(b"1", 1),
+            FailedChildrenError("failed"),
+            FailedOutcome(
+                "Cannot complete job 7 because it has at least one failed child. moveToFinished", "", "permanent"
+            ),
+        ),
+        (
+            CompletedOutcome(b"1", 1),
+            BrokerError("ERR no"),
+            FailedOutcome("the job's outcome could not be stored: ERR no", "", "permanent", malformed=True),
+        ),
+        (
+            FailedOutcome("no", "trace", "permanent"),
+            BrokerError("ERR no"),
+            FailedOutcome("no", "trace", "permanent", malformed=True),
+        ),
+        (FailedOutcome("no", "trace", "permanent", malformed=True), BrokerError("ERR no"), None),
+        (FailedOutcome("no", "trace", "permanent"), PendingChildrenError("pending"), None),
+        (WaitingForChildrenOutcome(checkpoint="{}"), NoPendingChildrenError("none"), ReleasedOutcome(checkpoint="{}")),
+        (WaitingForChildrenOutcome(replaced=True), FailedChildrenError("failed"), ReleasedOutcome()),
+    ],
+)
+def test_an_outcome_that_redis_rejects_is_replaced(
+    finisher: Finisher, outcome: Outcome, error: BulltaskError, fallback: Outcome | None
+) -> None:
+    assert finisher.failed_writes.fallback(acquired(), outcome, error) == fallback
 
 
 @pytest.mark.parametrize(

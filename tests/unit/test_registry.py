@@ -30,11 +30,11 @@ from bulltask.errors import (
     PayloadTooLargeError,
     TaskNotRegisteredError,
 )
-from bulltask.jobs.job import NewJob
+from bulltask.jobs.job import UNLIMITED_ATTEMPTS, NewJob
 from bulltask.registry import request as current
 from bulltask.registry.call import build_job
 from bulltask.registry.canvas_plan import plan_canvas
-from bulltask.registry.options import UNLIMITED_RETRIES, CallOptions, TaskOptions
+from bulltask.registry.options import CallOptions, TaskOptions
 from bulltask.registry.protocols import ResultReader
 from bulltask.registry.request import set_current, source_location, task_name
 from bulltask.registry.tasks import SHARED, Tasks
@@ -316,7 +316,7 @@ def test_shared_tasks_accept_the_options_of_tasks() -> None:
     async def work(self: Context) -> None: ...
 
     assert isinstance(work, AsyncTask)
-    assert (work._bind, work._options.queue, work._options.attempts(CONFIG)) == (True, "mail", UNLIMITED_RETRIES + 1)
+    assert (work._bind, work._options.queue, work._options.attempts(CONFIG)) == (True, "mail", UNLIMITED_ATTEMPTS)
 
 
 # --- direct calls -----------------------------------------------------------------------------------------------------
@@ -585,7 +585,7 @@ def test_retries_do_not_include_the_first_attempt(task: dict[str, Any], call: di
 
 
 def test_max_retries_none_retries_without_a_limit(app: App) -> None:
-    assert app.task(max_retries=None)(add).s(1).job().options.attempts == UNLIMITED_RETRIES + 1
+    assert app.task(max_retries=None)(add).s(1).job().options.attempts == UNLIMITED_ATTEMPTS
 
 
 def test_call_options_override_task_options() -> None:

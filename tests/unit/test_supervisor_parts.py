@@ -117,17 +117,22 @@ class Client:
 
 
 @pytest.mark.parametrize(
-    ("attempts", "backoff", "script"),
-    [(3, 500, "moveToDelayed"), (3, 0, "retryJob"), (1, 500, "moveToFinished")],
+    ("will_retry", "backoff", "script"),
+    [
+        (True, 500, "moveToDelayed"),
+        (True, 0, "retryJob"),
+        (True, "soon", "moveToFinished"),
+        (False, 500, "moveToFinished"),
+    ],
 )
-def test_a_killed_attempt_is_retried_or_fails_as_its_jobs_options_require(
-    attempts: int, backoff: int, script: str
+def test_a_killed_attempt_is_retried_if_its_child_has_decided_so(
+    will_retry: bool, backoff: object, script: str
 ) -> None:
-    opts = json.dumps({"attempts": attempts, "backoff": {"type": "fixed", "delay": backoff}})
+    opts = json.dumps({"attempts": 1, "backoff": {"type": "fixed", "delay": backoff}})
     client: Any = Client({"name": "send", "data": "{}", "opts": opts, "timestamp": "1", "ats": "1"})
     clock: Any = SimpleNamespace(now_ms=lambda: 1_000)
     killed = KilledAttempt(
-        reason=CancelReason.HARD_LIMIT, token="t", attempt=1, job_id="7", since_ms=0, hard_ms=9, will_retry=True
+        reason=CancelReason.HARD_LIMIT, token="t", attempt=1, job_id="7", since_ms=0, hard_ms=9, will_retry=will_retry
     )
     FailureRecorder(client, clock, CONFIG, Bus()).record_killed(KEYS, "7", killed)
     assert client.scripts == [script]

@@ -313,7 +313,7 @@ def revoke(keys: QueueKeys, job: RunningJob, config: Config, now_ms: int, *, ter
     job its name and data.
     """
     keep = job.keep("removeOnFail", config.keep_failed)
-    options = FinishOptions(False, REVOKED.encode(), keep, job.attempts, ["failedReason", REVOKED])
+    options = FinishOptions(False, REVOKED.encode(), keep, job.attempts_in_queue, ["failedReason", REVOKED])
     fetch_options = FetchOptions.from_config(config, keys, _NO_LOCK, "")
     finish = move_to_finished(keys, job.id, fetch_options, options, fetch_next=False, now_ms=now_ms)
     finish = with_dependents(keys, job, finish, None, now_ms)

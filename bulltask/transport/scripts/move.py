@@ -307,7 +307,8 @@ class FinishOptions:
         completed: True if it completed, False if it failed.
         value: The return value as JSON, or the error message as plain text.
         keep: BullMQ's ``keepJobs`` map. Required: without it the script fails after it has removed the lock.
-        attempts: The job's maximum number of attempts, which the script compares for its ``retries-exhausted`` event.
+        attempts: The job's maximum number of attempts in this queue, which the script compares for its
+            ``retries-exhausted`` event.
         fields: Further hash fields to write.
     """
 
