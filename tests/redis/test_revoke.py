@@ -91,6 +91,15 @@ def test_a_revoked_job_is_not_retried(queue: Queue, redis_client: Any) -> None:
 
 
 @pytest.mark.every_topology
+def test_a_revoked_job_that_was_moved_emits_the_same_events_as_any_other(queue: Queue, redis_client: Any) -> None:
+    job, moved = queue.add("n", attempts=1), queue.add("n")
+    opts = {"attempts": 2, "bulltask": {"v": 1, "retries": 1}}
+    redis_client.hset(KEYS.job(moved.id), "opts", json.dumps(opts))
+    for each in (job, moved):
+        assert queue.revoke(each.id) is Revocation.REVOKED
+    assert events(redis_client, moved.id) == events(redis_client, job.id)
+
+
 def test_get_and_aget_raise_task_revoked_error(app: App) -> None:
     job = app.send_task("n", queue="mail")
     other = app.send_task("n", queue="mail")
