@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -114,8 +113,3 @@ def test_the_keys_of_another_prefix_suffice_for_its_schedules_and_queues(
     assert not backoff.is_active
     assert [scheduler.id for scheduler in App("reader", broker_url, prefix="shop").queue("default").schedulers.list()]
     app.close()
-
-
-def test_the_documentation_lists_the_commands() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "workers.md").read_text()
-    assert f"ACL SETUSER worker on >PASSWORD {' '.join(role_grants(['worker']).rules())}\n" in page
