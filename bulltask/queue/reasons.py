@@ -7,12 +7,12 @@ snapshot is read again.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from math import inf, isfinite
-from typing import Any, Final, Literal
+from shlex import quote
+from typing import Any, Final, Literal, TypeVar
 
 from bulltask.jobs import codec
 from bulltask.jobs.clock import wall_ms
@@ -28,15 +28,16 @@ from bulltask.jobs.fields import CHECKPOINT_FIELD
 from bulltask.jobs.job import BULLTASK_KEY, INCOMPATIBLE_FIELD, RELEASES_FIELD
 from bulltask.jobs.names import REVOKED, JobState, address_of, bullmq_name
 from bulltask.queue.context import QueueContext
-from bulltask.transport.call import AllNodesCall, Call, QueueKeys, command, text, texts
-from bulltask.transport.operation import Operation
+from bulltask.transport.call import AllNodesCall, Call, QueueKeys, command, text, texts, texts_by_name
+from bulltask.transport.operation import Operation, execute
 from bulltask.transport.scripts.move import CRASHES
-from bulltask.transport.scripts.queue import ClientRow, Pause, list_clients, queue_of_connection
+from bulltask.transport.scripts.queue import LISTS, SETS, ClientRow, Pause, list_clients, queue_of_connection
 from bulltask.transport.workers import WorkerChild, WorkerJob, WorkerState, read_workers
 
 __all__ = ["REASONS", "Certainty", "Explanation", "Reason", "explain_job", "explain_queue", "traces", "unreachable"]
 
 
+R = TypeVar("R")
 Certainty = Literal["proved", "likely", "cannot see"]
 
 REASONS: Final[Mapping[str, str]] = {
@@ -114,6 +115,11 @@ _OF_SOME_JOBS: Final = frozenset(
     "working empty".split()
 )
 
+_HARMLESS: Final = frozenset(
+    "behind prioritized deduplicated due delayed cannot-see schedule clocks-apart released".split()
+)
+"""Reasons that hold no job that is ready to run."""
+
 _RANK: Final = {code: rank for rank, code in enumerate(REASONS)}
 
 _SEARCHED: Final = 1_000
@@ -137,8 +143,15 @@ _READS: Final = 3
 """How often a job that keeps moving is read."""
 
 _MAX_TEXT: Final = 300
+
 _CLOCK_MS: Final = 5_000
 """The smallest difference of two clocks that is a reason."""
+
+_LATE_MS: Final = 5_000
+"""How long a scheduled job may be overdue before it is late."""
+
+_NEGLECTED_MS: Final = 15_000
+"""After this time, workers should have acquired the next job of a queue; they look for jobs by themselves, too."""
 
 _SILENT: Final = 0.6
 """A worker writes its state three times while it is valid; after this part without another one, it is silent."""
@@ -151,9 +164,9 @@ _FIELDS: Final = (
     *"name opts timestamp delay priority atm ats stc processedOn finishedOn pb failedReason defa deid rjk".split(),
     *(CRASHES, _THROTTLED, INCOMPATIBLE_FIELD, RELEASES_FIELD),
 )
-_SETS: Final = ("completed", "failed", "delayed", "prioritized", "waiting-children")
-_LISTS: Final = ("wait", "paused", "active")
 _NOT_REGISTERED: Final = "is not registered in app"
+_LOCKS: Final = {"expired": " (lock expired)", "worker gone": " (its worker is gone)"}
+_OUTAGE: Final = (BrokerUnavailableError, BrokerNotReadyError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,8 +176,8 @@ class Reason:
     Attributes:
         code: Its name, one of :data:`REASONS`.
         sentence: The reason in one sentence.
-        evidence: What was read in Redis.
         certainty: ``"proved"``, ``"likely"``, or ``"cannot see"``: something that decides may not be read.
+        evidence: What was read in Redis.
         command: The command that mends it: of a shell, of ``redis-cli``, or Python; ``None`` if waiting suffices.
         expected_s: Seconds until it ends by itself, ``None`` if that is not known.
         expected_at: The same as a time (UTC).
@@ -172,23 +185,15 @@ class Reason:
 
     code: str
     sentence: str
-    evidence: Mapping[str, Any]
     certainty: Certainty = "proved"
+    evidence: Mapping[str, Any]
     command: str | None = None
     expected_s: float | None = None
     expected_at: datetime | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values; ``expected_at`` in ISO 8601."""
-        return {
-            "code": self.code,
-            "sentence": self.sentence,
-            "certainty": self.certainty,
-            "evidence": dict(self.evidence),
-            "command": self.command,
-            "expected_s": self.expected_s,
-            "expected_at": None if self.expected_at is None else self.expected_at.isoformat(),
-        }
+        return {**asdict(self), "expected_at": self.expected_at and self.expected_at.isoformat()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,10 +229,11 @@ class Explanation:
 def explain_job(context: QueueContext, job_id: str) -> Operation[Explanation]:
     """Read why a job does not run; an unknown job has the state ``unknown``."""
     view = _View(context, job_id)
-    moved, reads = not (yield from view.read()), 1
-    while moved and reads < _READS:
+    for _ in range(_READS - 1):
+        if (yield from view.read()):
+            return view.explanation()
         view = _View(context, job_id)
-        moved, reads = not (yield from view.read()), reads + 1
+    yield from view.read()
     return view.explanation()
 
 
@@ -241,15 +247,9 @@ def explain_queue(context: QueueContext) -> Operation[Explanation]:
 def traces(keys: QueueKeys, job_id: str) -> list[Call[bool]]:
     """Return calls, of which one is true if a queue has a trace of a job without a hash, or of a deduplication id."""
     found: list[Call[bool]] = [command("EXISTS", keys.deduplication(job_id), parse_reply=bool)]
-    found += [command("ZSCORE", f"{keys.base}{state}", job_id, parse_reply=_is_there) for state in _SETS]
-    for name in _LISTS:
-        position = ("LPOS", f"{keys.base}{name}", job_id, "RANK", -1, "MAXLEN", _SEARCHED)
-        found.append(command(*position, parse_reply=_is_there))
-    return found
-
-
-def _is_there(reply: Any) -> bool:
-    return reply is not None
+    places: list[tuple[str | int, ...]] = [("ZSCORE", f"{keys.base}{state}", job_id) for state in SETS]
+    places += [("LPOS", f"{keys.base}{name}", job_id, "RANK", -1, "MAXLEN", _SEARCHED) for name in LISTS]
+    return found + [command(*words, parse_reply=lambda reply: reply is not None) for words in places]
 
 
 def unreachable(queue: str, job_id: str | None, exc: BrokerError) -> Explanation:
@@ -293,22 +293,22 @@ class _Replies:
         except BulltaskError:
             replies = []
             for call in calls.values():
-                replies.append((yield from _tolerant(call)))
+                replies.append((yield from _tolerant(execute(call))))
         for name, reply in zip(calls, replies, strict=True):
-            is_error = isinstance(reply, BulltaskError)
-            self.found[name] = None if is_error else reply
-            self.refused.pop(name, None)
-            if is_error:
-                self.refused[name] = reply
+            self.add(name, reply)
+
+    def add(self, name: str, reply: Any) -> None:
+        """Store a reply, or the error of a call that Redis has refused."""
+        self.found[name] = None if isinstance(reply, BulltaskError) else reply
+        self.refused.pop(name, None)
+        if isinstance(reply, BulltaskError):
+            self.refused[name] = reply
 
 
-_OUTAGE: Final = (BrokerUnavailableError, BrokerNotReadyError)
-
-
-def _tolerant(call: Call[Any]) -> Operation[Any]:
-    """Make one call; return its error if Redis refuses it."""
+def _tolerant(operation: Operation[R]) -> Operation[R | BulltaskError]:
+    """Run an operation; return its error if Redis refuses one of its calls."""
     try:
-        return (yield [call])[0]
+        return (yield from operation)
     except _OUTAGE:
         raise
     except BulltaskError as exc:
@@ -374,9 +374,10 @@ class _View:
     """What was read about a queue, and perhaps a job in it; its methods judge it."""
 
     def __init__(self, context: QueueContext, job_id: str | None) -> None:
-        config = context.broker.config
         self._keys = keys = context.keys
-        self._queue, self._id, self._config = context.queue, job_id, config
+        self._queue = context.queue
+        self._id = job_id
+        self._config = context.broker.config
         self._url = context.broker.endpoint.safe_url
         self._now_ms = context.now_ms()
         self._replies = _Replies()
@@ -406,13 +407,9 @@ class _View:
         return before == self._place()
 
     def _read_fleet(self) -> Operation[None]:
-        replies, stored = self._replies, None
-        try:
-            (stored,) = yield from read_workers([self._keys], self._now_ms)
-        except _OUTAGE:
-            raise
-        except BulltaskError as exc:
-            replies.refused["workers"] = exc
+        replies = self._replies
+        replies.add("workers", (yield from _tolerant(read_workers([self._keys], self._now_ms))))
+        stored = replies["workers"][0] if replies.sees("workers") else None
         rows = _workers_of(replies["clients"], self._keys) if replies.sees("clients") else None
         self._fleet = _Fleet.of(stored, rows, self._keys, self._now_ms)
 
@@ -431,7 +428,7 @@ class _View:
             "first scheduler": command("ZRANGE", keys.repeat, 0, 0, "WITHSCORES", parse_reply=_first),
             "incompatible": command("ZRANGE", keys.incompatible, 0, 0, parse_reply=texts),
             "head": command("LRANGE", keys.wait, -1, -1, parse_reply=texts),
-            "rates": command("HGETALL", keys.task_rates, parse_reply=_pairs),
+            "rates": command("HGETALL", keys.task_rates, parse_reply=texts_by_name),
             "limiter": command("GET", keys.limiter),
             "limiter ttl": command("PTTL", keys.limiter),
             "check ttl": command("PTTL", keys.stalled_check),
@@ -446,9 +443,9 @@ class _View:
             return {}
         keys, job_id = self._keys, self._id
         calls: dict[str, Call[Any]] = {
-            f"score {state}": command("ZSCORE", f"{keys.base}{state}", job_id) for state in _SETS
+            f"score {state}": command("ZSCORE", f"{keys.base}{state}", job_id) for state in SETS
         }
-        for name in _LISTS:
+        for name in LISTS:
             searched = ("MAXLEN", _SEARCHED)
             calls[f"from right {name}"] = command("LPOS", f"{keys.base}{name}", job_id, "RANK", -1, *searched)
             calls[f"from left {name}"] = command("LPOS", f"{keys.base}{name}", job_id, *searched)
@@ -477,8 +474,7 @@ class _View:
     def _detail_calls(self) -> dict[str, Call[Any]]:
         """Return the calls that depend on what was read first."""
         keys, calls = self._keys, dict[str, Call[Any]]()
-        clients = number(_whole((self._replies["info"] or {}).get("connected_clients")))
-        if clients is None or clients <= _MAX_CLIENTS:
+        if _whole(self._info.get("connected_clients")) <= _MAX_CLIENTS:
             calls["clients"] = list_clients(keys.client_name(), f"{keys.prefix}:")
         if self._is_paused():
             calls["pause note"] = command("GET", keys.pause_note, parse_reply=Pause.from_json)
@@ -523,7 +519,7 @@ class _View:
             keys = QueueKeys(prefix, queue)
             calls[f"child {key}"] = command("HMGET", key, "name", "failedReason")
             calls[f"child lock {key}"] = command("EXISTS", keys.lock(job_id))
-            for state in _SETS:
+            for state in SETS:
                 calls[f"child {state} {key}"] = command("ZSCORE", f"{keys.base}{state}", job_id)
         for job_id in self._holders:
             calls[f"holder {job_id}"] = command("HMGET", self._keys.job(job_id), "name", "pb", "processedOn")
@@ -545,7 +541,7 @@ class _View:
         replies = self._replies
         if self._id is None:
             return None
-        for state in _SETS:
+        for state in SETS:
             if replies[f"score {state}"] is not None:
                 return JobState(state)
         if replies["lock"] not in {None, -2} or self._is_in("active"):
@@ -554,7 +550,7 @@ class _View:
             return JobState.WAITING
         if not replies["exists"]:
             return JobState.UNKNOWN
-        is_beyond = any(replies.count(name) > 2 * _SEARCHED for name in _LISTS)
+        is_beyond = any(replies.count(name) > 2 * _SEARCHED for name in LISTS)
         return JobState.WAITING if is_beyond else None
 
     def _is_in(self, name: str) -> bool:
@@ -593,24 +589,14 @@ class _View:
         *,
         in_ms: float | None = None,
     ) -> None:
-        if in_ms is not None and not isfinite(in_ms):  # the score of a job may be any number
-            in_ms = None
-        seconds = None if in_ms is None else max(0.0, in_ms) / 1000
-        at = None if in_ms is None else _moment(self._now_ms + max(0.0, in_ms))
-        self._reasons.append(
-            Reason(
-                code=code,
-                sentence=sentence,
-                evidence=evidence,
-                certainty=certainty,
-                command=command_line,
-                expected_s=seconds,
-                expected_at=at,
-            )
-        )
+        seconds = at = None
+        if in_ms is not None and isfinite(in_ms):  # the score of a job may be any number
+            seconds, at = max(0.0, in_ms) / 1000, _moment(self._now_ms + max(0.0, in_ms))
+        told: dict[str, Any] = {"code": code, "sentence": sentence, "evidence": evidence, "command": command_line}
+        self._reasons.append(Reason(**told, certainty=certainty, expected_s=seconds, expected_at=at))
 
     def _judge_redis(self) -> None:
-        info: Mapping[str, str] = self._replies["info"] or {}
+        info = self._info
         used, limit = _whole(info.get("used_memory")), _whole(info.get("maxmemory"))
         policy = info.get("maxmemory_policy", "")
         if limit and used >= limit and policy == "noeviction":
@@ -640,31 +626,33 @@ class _View:
             )
 
     def _judge_refusals(self) -> None:
-        if not self._replies.refused:
-            return
-        first = next(iter(self._replies.refused.values()))
-        self._add(
-            "cannot-see",
-            f"Not permitted: {len(self._replies.refused)} of the reads were refused, so other reasons may hold. The "
-            f"first error: {first}",
-            {"refused": sorted(self._replies.refused)},
-            "bulltask acl reader",
-            "cannot see",
-        )
+        if refused := self._replies.refused:
+            self._add(
+                "cannot-see",
+                f"Not permitted: {len(refused)} of the reads were refused, so other reasons may hold. The first error: "
+                f"{next(iter(refused.values()))}",
+                {"refused": sorted(refused)},
+                "bulltask acl reader",
+                "cannot see",
+            )
 
     # ---- the queue -----------------------------------------------------------------------------------------------
 
-    def _is_paused(self) -> bool:
-        meta = self._replies["meta"]
-        return bool(meta) and meta[0] is not None
+    @property
+    def _info(self) -> Mapping[str, str]:
+        """What the server says about itself, as far as it may be read."""
+        return self._replies["info"] or {}
 
-    def _concurrency(self) -> int | None:
-        meta = self._replies["meta"]
-        return _whole(meta[1]) if meta and meta[1] is not None else None
+    @property
+    def _meta(self) -> Sequence[bytes | None]:
+        """The fields paused, concurrency, max, duration and version of the queue's hash."""
+        return self._replies["meta"] or [None] * 5
+
+    def _is_paused(self) -> bool:
+        return self._meta[0] is not None
 
     def _is_maxed(self) -> bool:
-        concurrency = self._concurrency()
-        return concurrency is not None and self._replies.count("active") >= concurrency
+        return self._meta[1] is not None and self._replies.count("active") >= _whole(self._meta[1])
 
     def _judge_queue(self, *, waits: bool) -> None:
         """Judge what holds all jobs of the queue; ``waits`` if there may be jobs that wait for a worker to ask."""
@@ -677,36 +665,34 @@ class _View:
 
     def _judge_pause(self) -> None:
         replies, queue = self._replies, self._queue
-        meta = replies["meta"] or [None] * 5
-        evidence = {"meta.version": codec.decode_text(meta[4])}
-        resume = f"bulltask queue resume {shlex.quote(queue)}"
-        both = replies.count("wait") > 0 and replies.count("paused") > 0
+        wait, paused = replies.count("wait"), replies.count("paused")
+        evidence = {"meta.version": codec.decode_text(self._meta[4])}
+        resume = f"bulltask queue resume {quote(queue)}"
         if self._is_paused():
             note: Pause | None = replies["pause note"]
             since_ms = replies["events"]
             if note is not None and since_ms is not None and since_ms > note.at_ms + _SAME_PAUSE_MS:
                 note = None  # another client has resumed the queue, and paused it again
-            since_ms = since_ms if note is None else note.at_ms
+            since_ms, by = (since_ms, "") if note is None else (note.at_ms, f" by {note.by}")
             since = f" since {_at(since_ms)}" if since_ms else ""
-            by = "" if note is None else f" by {note.by}"
             self._add(
                 "paused",
                 f"Queue {queue} is paused{since}{by}: no worker acquires its jobs until it is resumed",
                 {
                     **evidence,
-                    "meta.paused": codec.decode_text(meta[0]),
+                    "meta.paused": codec.decode_text(self._meta[0]),
                     "since": _iso(since_ms),
                     "by": note and note.by,
                 },
                 resume,
             )
-        if replies.count("paused") and (both or not self._is_paused()):
+        if paused and (wait or not self._is_paused()):
             self._add(
                 "paused-apart",
-                f"{_count(replies.count('paused'), 'job')} of queue {queue} "
-                f"{'is' if replies.count('paused') == 1 else 'are'} in the list of a pause by BullMQ 5, which a resume "
-                "by BullMQ 6 does not empty: no worker looks there. bulltask's resume() merges both lists",
-                {**evidence, "wait": replies.count("wait"), "paused": replies.count("paused")},
+                f"{_count(paused, 'job')} of queue {queue} {'is' if paused == 1 else 'are'} in the list of a pause by "
+                "BullMQ 5, which a resume by BullMQ 6 does not empty: no worker looks there. bulltask's resume() "
+                "merges both lists",
+                {**evidence, "wait": wait, "paused": paused},
                 resume,
             )
 
@@ -723,14 +709,21 @@ class _View:
                 "no-worker",
                 f"No worker of queue {self._queue} stores its state, and Redis has more than {_MAX_CLIENTS:,} "
                 "connections, so those of Node.js were not counted",
-                {"connected_clients": (self._replies["info"] or {}).get("connected_clients")},
+                {"connected_clients": self._info.get("connected_clients")},
                 "redis-cli CLIENT LIST",
                 "cannot see",
             )
 
     def _judge_absence(self, rows: Sequence[ClientRow]) -> None:
         if others := _workers_of(rows, self._twin):
-            self._judge_twin(len(others))
+            hash_tag = str(self._keys.name.startswith("{")).lower()
+            self._add(
+                "wrong-hash-tag",
+                f"The workers are connected to the queue {self._twin.name}, which is another queue than "
+                f"{self._keys.name}: queue_hash_tag must be the same wherever jobs are sent and run",
+                {"queue": self._keys.name, "other": self._twin.name, "workers of the other": len(others)},
+                f"BULLTASK_QUEUE_HASH_TAG={hash_tag} {self._start_worker()}",
+            )
             return
         names = sorted({queue_of_connection(row.name, self._keys.prefix)[0] for row in rows} - {""})
         only = f", only to {', '.join(names[:_SHOWN])}" if names else ""
@@ -742,7 +735,7 @@ class _View:
         )
 
     def _start_worker(self) -> str:
-        return f"bulltask worker -A APP -Q {shlex.quote(self._queue)}"
+        return f"bulltask worker -A APP -Q {quote(self._queue)}"
 
     def _judge_silence(self) -> None:
         if silent := self._fleet.silent:
@@ -761,7 +754,7 @@ class _View:
         if not causes or not all(causes.values()):
             return
         total = len(causes)
-        queue, only = shlex.quote(self._queue), f" -d {shlex.quote(next(iter(causes)))}" if total == 1 else ""
+        queue, only = quote(self._queue), f" -d {quote(next(iter(causes)))}" if total == 1 else ""
         for code, what, command_line in (
             ("workers-closing", "shutting down", self._start_worker()),
             ("workers-paused", "paused, though the queue is not", f"bulltask control resume{only}"),
@@ -773,8 +766,7 @@ class _View:
                 who = f"{len(found)} of {_count(total, 'worker')} of queue {self._queue}"
                 sentence = f"{who} {'is' if len(found) == 1 else 'are'} {what}: {_listed(found)}"
                 self._add(code, sentence, self._shown_states(found), command_line)
-        busy = [worker for worker, names in causes.items() if "workers-busy" in names]
-        if busy:
+        if busy := [worker for worker, names in causes.items() if "workers-busy" in names]:
             self._judge_busy(busy)
         unknown = [worker for worker, names in causes.items() if "unknown-task" in names]
         if unknown and not any(reason.code == "unknown-task" for reason in self._reasons):
@@ -790,9 +782,7 @@ class _View:
     def _causes(self, state: WorkerState, *, waits: bool) -> list[str]:
         """Return why a worker acquires no job, or not this one; empty if it may."""
         task = self._fields.get("name", "")
-        knows = (
-            state.is_short or not task or task.startswith("bulltask.") or task in state.tasks or state.tasks_left_out
-        )
+        may_lack = task and not (state.is_short or state.tasks_left_out or task.startswith("bulltask."))
         children = [child for child in state.children if child.state == "run"]
         is_busy = 0 < state.slots <= state.busy or (
             bool(children) and all(any(job.state == "active" for job in child.jobs) for child in children)
@@ -804,17 +794,16 @@ class _View:
             "no-permits": state.permits == 0,
             "no-children": not (state.is_short or children),
             "workers-busy": waits and not state.is_short and is_busy,
-            "unknown-task": not knows,
+            "unknown-task": may_lack and task not in state.tasks,
         }
         return [code for code, it_does in holds.items() if it_does]
 
     def _shown_states(self, workers: Sequence[str]) -> dict[str, Any]:
-        states = [self._fleet.states[worker] for worker in workers[:_SAMPLE]]
-        return {
-            "workers": [
-                {"id": it.id, "host": it.host, "pid": it.pid, "state": it.state, "permits": it.permits} for it in states
-            ]
-        }
+        names, states = (
+            ("id", "host", "pid", "state", "permits"),
+            map(self._fleet.states.__getitem__, workers[:_SAMPLE]),
+        )
+        return {"workers": [{name: getattr(state, name) for name in names} for state in states]}
 
     def _judge_busy(self, workers: Sequence[str]) -> None:
         states = [self._fleet.states[worker] for worker in workers]
@@ -839,46 +828,36 @@ class _View:
                     for job, pid, worker in jobs[:_SAMPLE]
                 ],
             },
-            "bulltask control grow" if len(states) > 1 else f"bulltask control grow -d {shlex.quote(states[0].id)}",
+            "bulltask control grow" if len(states) > 1 else f"bulltask control grow -d {quote(states[0].id)}",
             "proved" if taken >= slots else "likely",
         )
 
     def _other_option(self) -> str:
         return "--queue-hash-tag" if self._twin.name.startswith("{") else "--no-queue-hash-tag"
 
-    def _judge_twin(self, workers: int) -> None:
-        self._add(
-            "wrong-hash-tag",
-            f"The workers are connected to the queue {self._twin.name}, which is another queue than "
-            f"{self._keys.name}: queue_hash_tag must be the same wherever jobs are sent and run",
-            {"queue": self._keys.name, "other": self._twin.name, "workers of the other": workers},
-            f"BULLTASK_QUEUE_HASH_TAG={str(self._keys.name.startswith('{')).lower()} {self._start_worker()}",
-        )
-
     def _judge_rate_limit(self) -> None:
         replies = self._replies
         count, ttl_ms = _whole(replies["limiter"]), replies["limiter ttl"]
         if not count or ttl_ms is None or ttl_ms <= 0:
             return
-        meta = replies["meta"] or [None] * 5
-        limit = _whole(meta[2]) if meta[2] is not None else self._limit_of_workers()
+        limit = _whole(self._meta[2]) if self._meta[2] is not None else self._limit_of_workers()
         if limit is not None and count < limit:
             return
         evidence = {"acquired": min(count, codec.MAX_SAFE_INTEGER), "max": limit, "ttl_ms": ttl_ms}
         free = f"free in {_seconds(ttl_ms)}"
-        end = f"app.queue({self._queue!r}).remove_rate_limit_key()"
+        certainty: Certainty = "proved"
         if limit is not None:
             sentence = f"Queue {self._queue} has used up its rate limit of {_count(limit, 'job')}; it is {free}"
-            self._add("queue-rate-limit", sentence, evidence, end, in_ms=ttl_ms)
         elif count >= codec.MAX_SAFE_INTEGER:
             sentence = f"rate_limit() has stopped queue {self._queue}; it is {free}"
-            self._add("queue-rate-limit", sentence, evidence, end, in_ms=ttl_ms)
         else:
+            certainty = "cannot see"
             sentence = (
                 f"Workers have acquired {_count(count, 'job')} of queue {self._queue} in the current period of their "
                 f"limiter, whose maximum is not in Redis; it ends in {_seconds(ttl_ms)}"
             )
-            self._add("queue-rate-limit", sentence, evidence, end, "cannot see", in_ms=ttl_ms)
+        end = f"app.queue({self._queue!r}).remove_rate_limit_key()"
+        self._add("queue-rate-limit", sentence, evidence, end, certainty, in_ms=ttl_ms)
 
     def _limit_of_workers(self) -> int | None:
         """Return the maximum of the workers' ``limiter``, infinity if none has one; ``None`` if it cannot be seen."""
@@ -889,10 +868,9 @@ class _View:
         return max(codec.MAX_SAFE_INTEGER if limit is None else limit for limit in limits)
 
     def _judge_concurrency(self) -> None:
-        concurrency = self._concurrency()
-        if concurrency is None or not self._is_maxed():
+        if not self._is_maxed():
             return
-        holders = [self._holder(job_id) for job_id in reversed(self._holders)]
+        concurrency, holders = _whole(self._meta[1]), self._active_jobs()
         dead = [holder["id"] for holder in holders if holder["lock"] in {"expired", "worker gone"}]
         names = ", ".join(f"{it['id']}{_LOCKS.get(it['lock'], '')}" for it in holders[:_SHOWN])
         more = f" and {len(holders) - _SHOWN} more" if len(holders) > _SHOWN else ""
@@ -903,11 +881,15 @@ class _View:
             f"Queue {self._queue} may have {_count(concurrency, 'active job')} (its global concurrency), and has "
             f"{self._replies.count('active')}: {names}{more}{held}",
             {"concurrency": concurrency, "active": self._replies.count("active"), "holders": holders},
-            f"bulltask queue concurrency {shlex.quote(self._queue)} {concurrency + 1}",
+            f"bulltask queue concurrency {quote(self._queue)} {concurrency + 1}",
             in_ms=self._recovery_ms() if dead and not self._has_no_workers() else None,
         )
 
-    def _holder(self, job_id: str) -> dict[str, Any]:
+    def _active_jobs(self) -> list[dict[str, Any]]:
+        """Return the queue's active jobs, oldest first, as evidence."""
+        return [self._active_job(job_id) for job_id in reversed(self._holders)]
+
+    def _active_job(self, job_id: str) -> dict[str, Any]:
         name, worker, started = self._replies[f"holder {job_id}"] or (None, None, None)
         ttl_ms = self._replies[f"holder lock {job_id}"]
         lock = "cannot see" if ttl_ms is None else "expired" if ttl_ms == -2 else "held"
@@ -940,14 +922,14 @@ class _View:
     def _judge_contents(self) -> None:
         """Judge what only an explanation of the queue names: its groups of jobs."""
         replies = self._replies
-        if not any(replies["meta"] or ()) and not replies.count("wait", "delayed", "prioritized", "active"):
+        if not any(self._meta) and not replies.count("wait", "delayed", "prioritized", "active"):
             self._judge_unused()
         self._judge_dead()
         for job_id in replies["incompatible"] or ():
             reason = codec.decode_text(replies["incompatible reason"])[:_MAX_TEXT]
             code = "unknown-task" if _NOT_REGISTERED in reason else "incompatible"
             sentence = f"Jobs wait for a worker that can run them, such as {job_id}: {reason}"
-            self._add(code, sentence, {"job": job_id, "failedReason": reason}, f"bulltask job show {_quoted(job_id)}")
+            self._add(code, sentence, {"job": job_id, "failedReason": reason}, f"bulltask job show {quote(job_id)}")
         for task in list(replies["rates"] or ())[:_SAMPLE]:
             if waiting := replies.count(f"line {task}"):
                 sentence = f"The rate limit of task {task} throttles {_count(waiting, 'job')}"
@@ -959,19 +941,14 @@ class _View:
                 "schedule-late",
                 f"The next job of the job scheduler {scheduler[0]} was due {_seconds(late_ms)} ago{missing}",
                 {"scheduler": scheduler[0], "due": _iso(scheduler[1]), "job exists": bool(replies["iteration"])},
-                f"bulltask worker -A APP -Q {shlex.quote(self._queue)}",
+                self._start_worker(),
             )
-        waiting = replies.count("wait", "paused", "prioritized")
-        if waiting:
-            timestamp, starts, delay = replies["head times"] or (None, None, None)
-            if not self._holds() and not self._judge_neglect(timestamp, starts, delay):
-                sentence = (
-                    f"Nothing holds queue {self._queue}: {_count(replies.count('active'), 'job')} active, {waiting} "
-                    "waiting"
-                )
-                self._add("working", sentence, {"active": replies.count("active"), "waiting": waiting})
-            return
-        self._judge_idle()
+        active, waiting = replies.count("active"), replies.count("wait", "paused", "prioritized")
+        if not waiting:
+            self._judge_idle()
+        elif not self._holds() and not self._judge_neglect(*(replies["head times"] or (None, None, None))):
+            sentence = f"Nothing holds queue {self._queue}: {_count(active, 'job')} active, {waiting} waiting"
+            self._add("working", sentence, {"active": active, "waiting": waiting})
 
     def _judge_unused(self) -> None:
         replies = self._replies
@@ -982,7 +959,7 @@ class _View:
                 f"{_count(replies.count('twin wait'), 'waiting job')}: queue_hash_tag must be the same wherever jobs "
                 "are sent and run",
                 {"queue": self._keys.name, "other": self._twin.name, "waiting": replies.count("twin wait")},
-                f"bulltask why -Q {shlex.quote(self._queue)} {self._other_option()}",
+                f"bulltask why -Q {quote(self._queue)} {self._other_option()}",
             )
         elif self._has_no_workers() and replies.sees("meta"):
             self._add(
@@ -997,14 +974,13 @@ class _View:
         first = replies["first delayed"]
         if first is not None:
             due_ms = first[1] / _SCORE
-            late = due_ms <= self._now_ms
+            left_ms = due_ms - self._now_ms
+            due = f"is due in {_seconds(left_ms)}" if left_ms > 0 else f"has been due for {_seconds(-left_ms)}"
             self._add(
-                "due" if late else "delayed",
-                f"{_jobs_are(replies.count('delayed'))} delayed in queue {self._queue}; the first "
-                + (f"has been due for {_seconds(self._now_ms - due_ms)}" if late else "")
-                + ("" if late else f"is due in {_seconds(due_ms - self._now_ms)}"),
+                "delayed" if left_ms > 0 else "due",
+                f"{_jobs_are(replies.count('delayed'))} delayed in queue {self._queue}; the first {due}",
                 {"delayed": replies.count("delayed"), "first": first[0], "due": _iso(due_ms)},
-                in_ms=due_ms - self._now_ms,
+                in_ms=left_ms,
             )
         if children := replies.count("children"):
             sentence = f"{_jobs_are(children)} waiting for child jobs in queue {self._queue}"
@@ -1015,14 +991,10 @@ class _View:
 
     def _judge_dead(self) -> None:
         """Judge the active jobs that no worker runs any more."""
-        holders = [self._holder(job_id) for job_id in reversed(self._holders)]
+        holders = self._active_jobs()
         in_ms = None if self._has_no_workers() else self._recovery_ms()
         for lock, code, what in (
-            (
-                "expired",
-                "lock-expired",
-                "without a lock, whose worker is gone or could not renew it",
-            ),
+            ("expired", "lock-expired", "without a lock, whose worker is gone or could not renew it"),
             ("worker gone", "worker-gone", "whose worker is gone, with a lock that has not expired yet"),
         ):
             if dead := [holder["id"] for holder in holders if holder["lock"] == lock]:
@@ -1056,7 +1028,7 @@ class _View:
                     self._judge_delay(job_id)
                 self._judge_queue(waits=True)
                 self._judge_future()
-        self._judge_deduplication()
+        self._judge_own_deduplication(job_id)
         if self._state in {JobState.WAITING, JobState.PRIORITIZED}:
             self._judge_turn()
 
@@ -1068,9 +1040,9 @@ class _View:
         if error is not None or (replies["exists"] and "name" not in self._fields):
             what = replies.refused.pop("fields", "it has no field 'name'")
             sentence = f"The key {key} is not the hash of a job of BullMQ: {what}"
-            self._add("foreign", sentence, {"key": key}, f"redis-cli TYPE {shlex.quote(key)}")
+            self._add("foreign", sentence, {"key": key}, f"redis-cli TYPE {quote(key)}")
         elif not replies["exists"]:
-            policy = (replies["info"] or {}).get("maxmemory_policy", "unknown")
+            policy = self._info.get("maxmemory_policy", "unknown")
             self._add(
                 "hash-gone",
                 f"The job's id is in the queue, as {self._state}, but its hash does not exist: it was deleted, or "
@@ -1079,13 +1051,13 @@ class _View:
                 "redis-cli CONFIG SET maxmemory-policy noeviction",
             )
         if self._state is None and not replies.refused:
-            version = codec.decode_text((replies["meta"] or [None] * 5)[4])
+            version = codec.decode_text(self._meta[4])
             self._add(
                 "lost",
                 "The job's hash exists, but the job is in no state: a client of another version, or a resume by BullMQ "
                 f"5 after a pause by BullMQ 6, has lost it (meta.version is {version or 'missing'})",
                 {"key": key, "meta.version": version},
-                f"redis-cli LPUSH {shlex.quote(self._keys.wait)} {_quoted(job_id)}",
+                f"redis-cli LPUSH {quote(self._keys.wait)} {quote(job_id)}",
             )
 
     def _judge_unknown(self, job_id: str) -> None:
@@ -1101,12 +1073,11 @@ class _View:
                 _show(job_id, self._other_option()),
             )
         if replies["dedup owner"] is None and not replies["twin job"]:
-            evicted = _whole((replies["info"] or {}).get("evicted_keys"))
-            policy = (replies["info"] or {}).get("maxmemory_policy", "")
+            evicted, policy = _whole(self._info.get("evicted_keys")), self._info.get("maxmemory_policy", "")
+            or_evicted = f"; or Redis has evicted it ({evicted:,} keys so far, {policy})" if evicted else ""
             self._add(
                 "unknown-job",
-                f"Queue {self._queue} at {self._url} has no job {job_id}: it was removed, or never added"
-                + (f"; or Redis has evicted it ({evicted:,} keys so far, {policy})" if evicted else ""),
+                f"Queue {self._queue} at {self._url} has no job {job_id}: it was removed, or never added{or_evicted}",
                 {"key": self._keys.job(job_id), "evicted_keys": evicted},
                 _show(job_id, "--lake DIRECTORY"),
             )
@@ -1123,10 +1094,10 @@ class _View:
             in_ms=None if forever else ttl_ms,
         )
 
-    def _judge_deduplication(self) -> None:
+    def _judge_own_deduplication(self, job_id: str) -> None:
         dedup, owner = self._fields.get("deid"), self._replies["own dedup"]
-        if dedup and owner is not None and text(owner) == self._id:
-            self._judge_owner(dedup, self._id, self._replies["own dedup ttl"], exists=True)
+        if dedup and owner is not None and text(owner) == job_id:
+            self._judge_owner(dedup, job_id, self._replies["own dedup ttl"], exists=True)
 
     def _judge_finished(self, job_id: str) -> None:
         finished_ms, reason = _whole(self._fields.get("finishedOn")), self._fields.get("failedReason", "")[:_MAX_TEXT]
@@ -1138,14 +1109,14 @@ class _View:
         evidence["failedReason"] = reason
         if reason == REVOKED:
             sentence = f"The job was revoked{when}: it has failed, and stays in Redis until it is removed"
-            self._add("revoked", sentence, evidence, f"bulltask job retry {_quoted(job_id)}")
+            self._add("revoked", sentence, evidence, f"bulltask job retry {quote(job_id)}")
             return
         attempts = f"{self._fields.get('atm', '0')} of {max(1, _whole(self._opts.get('attempts')))} attempts"
         self._add(
             "failed",
             f"The job failed{when}, after {attempts}, and will not be retried: {reason}",
             {**evidence, "attempts_made": _whole(self._fields.get("atm"))},
-            f"bulltask job retry {_quoted(job_id)}",
+            f"bulltask job retry {quote(job_id)}",
         )
 
     def _judge_active(self, job_id: str) -> None:
@@ -1164,7 +1135,9 @@ class _View:
         in_ms = self._recovery_ms(marked=bool(replies["stalled"]))
         lost = f"The job's lock has expired: the worker that was running it{on}{since} is gone, or could not renew it"
         evidence |= {"marked": bool(replies["stalled"]), "stalled_count": _whole(self._fields.get("stc"))}
-        if self._nobody_checks():
+        if (states := self._fleet.states.values()) and not (
+            self._fleet.unknown or any(it.stalled_interval_ms is not None for it in states)
+        ):
             sentence = f"{lost}. No worker of the queue looks for stalled jobs (skip_stalled_check): it stays active"
             self._add("no-stalled-check", sentence, evidence, f"app.queue({self._queue!r}).check_stalled()")
         elif self._has_no_workers():
@@ -1180,13 +1153,9 @@ class _View:
         fleet = self._fleet
         return fleet.sees_all and not (fleet.states or fleet.unknown or fleet.silent)
 
-    def _nobody_checks(self) -> bool:
-        states = self._fleet.states.values()
-        return bool(states) and not self._fleet.unknown and all(it.stalled_interval_ms is None for it in states)
-
     def _judge_locked(self, job_id: str, evidence: dict[str, Any], on_since: str) -> None:
         """Judge an active job whose lock has not expired."""
-        stop = f"bulltask revoke --terminate {_quoted(job_id)}"
+        stop = f"bulltask revoke --terminate {quote(job_id)}"
         worker, lock_ms = self._fields.get("pb", ""), max(0, self._replies["lock"] or 0)
         found = self._fleet.find(job_id, self._queue)
         if found is None:
@@ -1234,7 +1203,7 @@ class _View:
                 "child-failed",
                 f"The child job {child_id} in queue {queue} has failed, and the job waits for it forever: {reason}",
                 {"child": key, "failedReason": reason},
-                f"bulltask job retry {_quoted(child_id)}",
+                f"bulltask job retry {quote(child_id)}",
             )
         if gone:
             self._add(
@@ -1251,7 +1220,7 @@ class _View:
                 "waiting-children",
                 f"The job waits for {_count(total, 'child job')}: {names}{more}",
                 {"pending": total, "children": others},
-                f"bulltask why {_quoted(address_of(next(iter(others)), self._keys.prefix)[2])}",
+                f"bulltask why {quote(address_of(next(iter(others)), self._keys.prefix)[2])}",
             )
         elif not states:
             self._add("waiting-children", "The job waits for child jobs", {"pending": total}, None, "likely")
@@ -1262,7 +1231,7 @@ class _View:
             return "cannot see"
         if replies[f"child {key}"][0] is None:
             return "removed"
-        for state in _SETS:
+        for state in SETS:
             if replies[f"child {state} {key}"] is not None:
                 return state
         return "active" if replies[f"child lock {key}"] else "waiting"
@@ -1274,7 +1243,7 @@ class _View:
         attempts_made, attempts = _whole(self._fields.get("atm")), max(1, _whole(self._opts.get("attempts")))
         evidence: dict[str, Any] = {"due": _iso(due_ms)}
         when = f"at {_at(due_ms)}, in {_seconds(left_ms)}" if left_ms > 0 else f"since {_at(due_ms)}"
-        promote = f"bulltask job promote {_quoted(job_id)}"
+        promote = f"bulltask job promote {quote(job_id)}"
         if left_ms <= 0:
             self._add(
                 "due",
@@ -1287,8 +1256,7 @@ class _View:
             evidence |= {"failedReason": reason, "since": _iso(since_ms), "logs": self._keys.logs(job_id)}
             sentence = f"No worker could run the job since {_at(since_ms)}: {reason}. It is tried again {when}"
             code = "unknown-task" if _NOT_REGISTERED in reason else "incompatible"
-            queue = shlex.quote(self._queue)
-            self._add(code, sentence, evidence, f"bulltask worker -A APP -Q {queue}", in_ms=left_ms)
+            self._add(code, sentence, evidence, self._start_worker(), in_ms=left_ms)
         elif _THROTTLED in self._fields:
             self._judge_throttle(left_ms, when, evidence)
         elif left_ms <= 0:
@@ -1370,8 +1338,8 @@ class _View:
                 )
                 evidence = {"priority": _whole(self._fields.get("priority")), "wait": waiting, "rank": rank}
                 self._add("prioritized", sentence, evidence)
-        elif (before_or_more := self._before()) is not None:
-            before, is_exact = before_or_more
+        else:
+            before, is_exact = self._before()
             if before:
                 count = _count(before, "job") if is_exact else f"More than {before:,} jobs"
                 sentence = f"{count} of queue {self._queue} {'comes' if before == 1 else 'come'} first"
@@ -1382,10 +1350,9 @@ class _View:
     def _judge_start(self) -> None:
         """Judge why a job that nothing holds has not started yet."""
         replies, codes = self._replies, {reason.code for reason in self._reasons}
-        if codes.isdisjoint({"behind", "prioritized"}):
-            fields = [self._fields.get(name) for name in ("timestamp", "ats", "delay")]
-            if self._judge_neglect(*fields):
-                return
+        fields = [self._fields.get(name) for name in ("timestamp", "ats", "delay")]
+        if codes.isdisjoint({"behind", "prioritized"}) and self._judge_neglect(*fields):
+            return
         if replies["marker"] == 0 and not replies.count("active"):
             in_ms = self._config.drain_delay_ms
             sentence = f"Workers are idle and were not woken up; they look for jobs by themselves in {_seconds(in_ms)}"
@@ -1409,30 +1376,13 @@ class _View:
         )
         return True
 
-    def _before(self) -> tuple[int, bool] | None:
+    def _before(self) -> tuple[int, bool]:
         """Return how many jobs come before the job, and whether that is all of them."""
         for name in ("wait", "paused"):
-            length = self._replies.count(name)
-            position = self._replies[f"from right {name}"]
-            if position is None:
-                position = self._replies[f"from left {name}"]
-            if position is not None:
-                return max(0, length - 1 - position), True
+            for position in (self._replies[f"from right {name}"], self._replies[f"from left {name}"]):
+                if position is not None:
+                    return max(0, self._replies.count(name) - 1 - position), True
         return _SEARCHED, False
-
-
-_LOCKS: Final = {"expired": " (lock expired)", "worker gone": " (its worker is gone)"}
-
-_NEGLECTED_MS: Final = 15_000
-"""After this time, workers should have acquired the next job of a queue; they look for jobs by themselves, too."""
-
-_LATE_MS: Final = 5_000
-"""How long a scheduled job may be overdue before it is late."""
-
-_HARMLESS: Final = frozenset(
-    ("behind", "prioritized", "deduplicated", "due", "delayed", "cannot-see", "schedule", "clocks-apart", "released")
-)
-"""Reasons that hold no job that is ready to run."""
 
 
 def _is_of_bulltask(worker: str) -> bool:
@@ -1458,10 +1408,6 @@ def _first(reply: Any) -> tuple[str, float] | None:
     return (text(reply[0]), float(reply[1])) if reply else None
 
 
-def _pairs(reply: Any) -> dict[str, str]:
-    return dict(zip(map(text, reply[::2]), map(text, reply[1::2]), strict=True))
-
-
 def _scanned(reply: Any) -> list[str]:
     return texts(reply[1])
 
@@ -1483,7 +1429,6 @@ def _info(reply: Any) -> dict[str, str]:
 
 def _merged(parts: Sequence[dict[str, str]]) -> dict[str, str]:
     """Return what one of a cluster's nodes has reported: the one with the least free memory."""
-
     return max(parts, key=lambda info: _whole(info.get("used_memory")) / (_whole(info.get("maxmemory")) or inf))
 
 
@@ -1544,9 +1489,5 @@ def _jobs_are(count: int) -> str:
     return f"{_count(count, 'job')} {'is' if count == 1 else 'are'}"
 
 
-def _quoted(job_id: str) -> str:
-    return shlex.quote(job_id)
-
-
 def _show(job_id: str, *options: str) -> str:
-    return " ".join(["bulltask job show", _quoted(job_id), *options])
+    return " ".join(["bulltask job show", quote(job_id), *options])

@@ -71,6 +71,7 @@ __all__ = [
     "script_call",
     "text",
     "texts",
+    "texts_by_name",
     "to_msgpack",
 ]
 
@@ -687,6 +688,11 @@ def text(raw: bytes | str | int) -> str:
 def by_name(reply: Any) -> dict[str, bytes]:
     """Return the fields of a hash, which a reply in RESP2 lists one after another: name, value, name, value …"""
     return {text(name): value for name, value in zip(reply[::2], reply[1::2], strict=True)}
+
+
+def texts_by_name(reply: Any) -> dict[str, str]:
+    """Return the fields of a hash, or the members of a sorted set with their scores, as text."""
+    return {name: text(value) for name, value in by_name(reply).items()}
 
 
 def texts(reply: Any) -> list[str]:
