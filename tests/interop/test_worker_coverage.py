@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bulltask.config.config import SETTINGS
+from bulltask.contrib.opentelemetry import BulltaskInstrumentor
 from bulltask.observe import events
 from bulltask.queue import AsyncQueueEvents, Queue, QueueEvents
 from bulltask.queue import events as queue_events
@@ -74,7 +75,8 @@ def test_settings_events_methods_and_signals_named_in_the_tables_exist() -> None
     classes = {word for word in words if re.fullmatch(r"([A-Z][a-z]+)+", word)}
     assert {"JobFailed", "Drained"} <= classes
     assert {name for name in classes if not hasattr(events, name) and not hasattr(queue_events, name)} == {
-        WorkerProcess.__name__
+        BulltaskInstrumentor.__name__,
+        WorkerProcess.__name__,
     }
     settings = {word for word in words if re.fullmatch(r"[a-z]+(_[a-z]+)+", word)}
     assert {"run_retry_delay", "skip_stalled_check"} <= settings
