@@ -24,12 +24,13 @@ from bulltask.cli.app_loader import existing_queue, load_app_or_broker
 from bulltask.cli.job import known_queues
 from bulltask.cli.options import ExitCode, duration_option, json_option, redis_options
 from bulltask.cli.terminal import ago, as_table, echo, in_one_line, print_json, progress_bar, stamp, time_of
+from bulltask.config.urls import redact_secrets
 from bulltask.jobs.errors import BulltaskError, ConfigError, JobError
 from bulltask.jobs.failure_reasons import error_fingerprint
 from bulltask.lake.formatting import pluralize
 from bulltask.queue import Job, Queue
 from bulltask.queue.fields import ALL_STATES, read_jobs
-from bulltask.queue.search import Action, JobFilter, JobSearch, change, change_states
+from bulltask.queue.search import Action, JobFilter, JobSearch, Match, change, change_states, error_types
 from bulltask.transport.operation import run_together
 
 __all__ = ["failures", "group_failures", "jobs"]
@@ -41,6 +42,7 @@ _SCANNED: Final = 1_000_000
 _PER_ROUND_TRIP: Final = 200
 _MAX_REASON: Final = 80
 _MAX_GROUPS: Final = 10_000
+_TYPES_READ: Final = 100
 _MAX_ERRORS: Final = 20
 
 
@@ -181,7 +183,7 @@ def _row(job: Job, state: str, now: datetime) -> Sequence[str]:
         _state_name(state),
         "-" if since is None else ago(since, now),
         f"{job.attempts_made}/{max(1, job.attempts)}",
-        in_one_line(job.failed_reason or "", _MAX_REASON),
+        in_one_line(redact_secrets(job.failed_reason or ""), _MAX_REASON),
     )
 
 
@@ -195,7 +197,7 @@ def _to_json(job: Job, state: str) -> dict[str, Any]:
         **{name: None if moment is None else moment.isoformat() for name, moment in moments.items()},
         "attempts_made": job.attempts_made,
         "attempts": max(1, job.attempts),
-        "failed_reason": job.failed_reason,
+        "failed_reason": job.failed_reason and redact_secrets(job.failed_reason),
         "data": job.data if job.data is not None else job.data_text,
     }
 
@@ -303,22 +305,34 @@ class _Change:
 
 @dataclass(slots=True)
 class _Group:
-    """Failed jobs of one task with one fingerprint; the example is the newest job."""
+    """Failed jobs of one task with one class and fingerprint of error; the example is the newest job.
+
+    ``is_uniform`` says whether the errors of all have the same text.
+    """
 
     queue: str
     task: str
+    type: str
     error: str
     example: str
     example_error: str
     last_ms: int
     first_ms: int
     count: int = field(default=0)
+    is_uniform: bool = field(default=True)
+
+    @property
+    def text(self) -> str:
+        """The class of the error, and its text: without its variable parts, if they differ."""
+        error = in_one_line(self.example_error.partition("\n")[0] if self.is_uniform else self.error)
+        return error if not self.type or error.startswith(self.type) else f"{self.type}: {error}"
 
     def to_json(self) -> dict[str, Any]:
         first, last = time_of(self.first_ms), time_of(self.last_ms)
         return {
             "queue": self.queue,
             "task": self.task,
+            "type": self.type or None,
             "error": self.error,
             "count": self.count,
             "first": first and first.isoformat(),
@@ -346,8 +360,8 @@ class _Group:
 def failures(ctx: click.Context, /, *, queues: tuple[str, ...], **options: Any) -> None:
     """Group the failed jobs in QUEUEs, by default of all queues, by task and error, most frequent first.
 
-    Quoted text and numbers in errors are replaced by #. Failed jobs that Redis no longer has are not counted: see
-    'bulltask pipeline report'.
+    Quoted text and numbers are replaced by # where errors differ, and secrets by ***. Failed jobs that Redis no longer
+    has are not counted: see 'bulltask pipeline report'.
 
     Exit codes: 0 (done), 1 (an error), 4 (there is no such queue).
     """
@@ -371,7 +385,8 @@ def failures(ctx: click.Context, /, *, queues: tuple[str, ...], **options: Any) 
 
 def group_failures(app: App, names: Sequence[str], options: dict[str, Any]) -> tuple[list[_Group], int, int]:
     """Return the groups, most frequent first, how many jobs were read, and how many there are."""
-    groups: dict[tuple[str, str, str], _Group] = {}
+    groups: dict[tuple[str, str, str, str], _Group] = {}
+    kinds: dict[tuple[str, str, str], Counter[str]] = {}
     all_scanned = all_failed = 0
     for name in names:
         queue = app.queue(name)
@@ -383,8 +398,9 @@ def group_failures(app: App, names: Sequence[str], options: dict[str, Any]) -> t
         total = queue.context.run(search.count())
         with progress_bar(min(total, options["scan"]), in_one_line(name)) as progress:
             for page, scanned in _pages(queue, search):
-                for match in page:
-                    _add(groups, name, match)
+                reasons = [redact_secrets(match.reason) for match in page]
+                for match, reason, kind in zip(page, reasons, _types(queue, page, reasons, kinds), strict=True):
+                    _add(groups, name, kind, reason, match)
                 progress(scanned)
                 if search.scanned >= options["scan"]:
                     break
@@ -392,20 +408,46 @@ def group_failures(app: App, names: Sequence[str], options: dict[str, Any]) -> t
     return sorted(groups.values(), key=lambda group: (-group.count, -group.last_ms)), all_scanned, all_failed
 
 
-def _add(groups: dict[tuple[str, str, str], _Group], queue: str, match: Any) -> None:
-    reason = match.reason
-    key = (queue, match.name, error_fingerprint(reason) or "")
+def _types(
+    queue: Queue, page: Sequence[Match], reasons: Sequence[str], kinds: dict[tuple[str, str, str], Counter[str]]
+) -> list[str]:
+    """Return the class of each job's error.
+
+    Only tracebacks have it, and they are long. So if the first jobs with a fingerprint have the same class, others with
+    this fingerprint have it, too, unless there is no word in it.
+    """
+    found, unknown = [""] * len(page), []
+    for index, (match, reason) in enumerate(zip(page, reasons, strict=True)):
+        fingerprint = error_fingerprint(reason) or ""
+        key = (queue.name, match.name, fingerprint)
+        if key not in kinds and len(kinds) >= _MAX_GROUPS:
+            continue
+        seen = kinds.setdefault(key, Counter())
+        if len(seen) == 1 and seen.total() >= _TYPES_READ and any(map(str.isalpha, fingerprint)):
+            found[index] = next(iter(seen))
+        else:
+            unknown.append((index, seen))
+    types = queue.context.run(error_types(queue.context, [page[index] for index, _ in unknown]))
+    for (index, seen), kind in zip(unknown, types, strict=True):
+        found[index] = kind
+        seen[kind] += 1
+    return found
+
+
+def _add(groups: dict[tuple[str, str, str, str], _Group], queue: str, kind: str, reason: str, match: Match) -> None:
+    key = (queue, match.name, kind, error_fingerprint(reason) or "")
     if key not in groups and len(groups) >= _MAX_GROUPS:
-        key = (queue, "(others)", "(others)")
+        key = (queue, "(others)", "", "(others)")
     group = groups.get(key)
     if group is None:
         since_ms = match.since_ms
         group = groups[key] = _Group(*key, match.id, reason, since_ms, since_ms)
     group.count += 1
+    group.is_uniform &= reason == group.example_error
     group.first_ms, group.last_ms = min(group.first_ms, match.since_ms), max(group.last_ms, match.since_ms)
 
 
 def _group_row(group: _Group) -> Sequence[str]:
     first, last = (stamp(time_of(ms)).partition(".")[0] for ms in (group.first_ms, group.last_ms))
     names = map(in_one_line, (group.queue, group.task))
-    return (f"{group.count:,}", *names, first, last, in_one_line(group.error, _MAX_REASON), in_one_line(group.example))
+    return (f"{group.count:,}", *names, first, last, in_one_line(group.text, _MAX_REASON), in_one_line(group.example))

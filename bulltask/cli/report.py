@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import IO, Any, Final
@@ -17,12 +17,11 @@ from bulltask.cli.app_loader import load_app_or_broker
 from bulltask.cli.job import known_queues
 from bulltask.cli.jobs import group_failures
 from bulltask.cli.options import json_option, redis_options
-from bulltask.cli.terminal import as_table, in_one_line, safe
+from bulltask.cli.terminal import as_table, in_one_line, safe, stamp, time_of
 from bulltask.config.config import SETTINGS
-from bulltask.config.urls import redact_text
+from bulltask.config.urls import redact_secrets
 from bulltask.jobs.codec import decode_text
-from bulltask.jobs.errors import BrokerError
-from bulltask.lake.formatting import json_text
+from bulltask.lake.formatting import json_text, pluralize
 from bulltask.queue.fields import ALL_STATES
 from bulltask.transport.call import command
 
@@ -51,20 +50,27 @@ _MAX_FAILED: Final = 10_000
 @json_option
 @click.pass_context
 def report(ctx: click.Context, /, *, output: IO[str] | None, as_json: bool, **options: Any) -> None:
-    """Print versions, changed settings, Redis' state, queues, workers, and the most frequent failures.
+    """Print versions, changed settings, Redis' state, queues, workers, outboxes, and the most frequent failures.
 
-    Passwords and keys are replaced by ***. Names of queues, tasks and hosts, and texts of errors remain: read the
-    report before you publish it.
+    Passwords, keys and tokens are replaced by ***. Names of queues, tasks and hosts, and texts of errors remain: read
+    the report before you publish it.
 
     What Redis does not permit, or cannot answer, is listed. Exit codes: 0 (done), 1 (an error).
     """
     app = load_app_or_broker(ctx, options)
     try:
-        document = _collect(app)
+        document = _without_secrets(_collect(app))
     finally:
         app.close()
-    text = redact_text(json_text(document), json=True) if as_json else redact_text("\n".join(_text(document)))
-    click.echo(text, file=output)
+    click.echo(json_text(document) if as_json else "\n".join(_text(document)), file=output)
+
+
+def _without_secrets(value: Any) -> Any:
+    if isinstance(value, str):
+        return redact_secrets(value)
+    if isinstance(value, Mapping):
+        return {name: _without_secrets(item) for name, item in value.items()}
+    return [_without_secrets(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _collect(app: App) -> dict[str, Any]:
@@ -73,10 +79,11 @@ def _collect(app: App) -> dict[str, Any]:
     def attempt(what: str, read: Callable[[], Any], default: Any) -> Any:
         try:
             return read()
-        except BrokerError as exc:
-            missing.append(redact_text(f"{what}: {exc}"))
+        except Exception as exc:  # noqa: BLE001 - such as a database's, or one in a module of the app
+            missing.append(f"{what}: {exc}")
             return default
 
+    attempt("the app's tasks", app._load_tasks, None)
     redis = attempt("Redis' state", lambda: _redis(app), {})
     names = attempt("the list of queues", lambda: known_queues(app), [])
     if len(names) > _MAX_QUEUES:
@@ -90,6 +97,7 @@ def _collect(app: App) -> dict[str, Any]:
         "queues": attempt("the queues", lambda: [_queue(app, name) for name in names], []),
         "workers": attempt("the workers", lambda: _workers(app, names), []),
         "failures": attempt("the failures", lambda: _failures(app, names), []),
+        "outboxes": attempt("the outboxes", lambda: _outboxes(app), []),
         "not_available": missing,
     }
 
@@ -114,7 +122,7 @@ def _settings(app: App) -> dict[str, str]:
         if declared.is_secret or _SECRET.search(name):
             found[name] = "***"
         else:
-            found[name] = redact_text(str(sorted(map(str, value)) if isinstance(value, Mapping) else value))
+            found[name] = str(sorted(map(str, value)) if isinstance(value, Mapping) else value)
     return found
 
 
@@ -146,9 +154,13 @@ def _workers(app: App, names: list[str]) -> list[dict[str, Any]]:
 
 def _failures(app: App, names: list[str]) -> list[dict[str, Any]]:
     options = {"since": None, "task": None, "error": None, "scan": _MAX_FAILED}
-    return [
-        {**group.to_json(), "example": group.example} for group in group_failures(app, names, options)[0][:_MAX_GROUPS]
-    ]
+    groups = group_failures(app, names, options)[0][:_MAX_GROUPS]
+    return [{**group.to_json(), "example": group.example, "text": group.text} for group in groups]
+
+
+def _outboxes(app: App) -> list[dict[str, Any]]:
+    backlogs = [outbox.backlog() for outbox in app._outboxes]
+    return [{"waiting": each.waiting, "oldest": each.oldest_s, "failed": each.failed} for each in backlogs]
 
 
 def _text(document: Mapping[str, Any]) -> Iterator[str]:
@@ -156,23 +168,50 @@ def _text(document: Mapping[str, Any]) -> Iterator[str]:
     for title in ("versions", "settings", "redis"):
         yield from ("", title)
         yield from (f"  {in_one_line(name)}: {in_one_line(str(value))}" for name, value in document[title].items())
-    if rows := document["queues"]:
-        yield from ("", "queues")
-        table = [(queue["queue"], *(f"{queue[state]:,}" for state in ALL_STATES)) for queue in rows]
-        yield as_table(("queue", *ALL_STATES), table)
-        for queue in rows:
-            meta = ", ".join(f"{name}={value}" for name, value in sorted(queue["meta"].items()))
-            yield f"  {in_one_line(queue['queue'])}: {in_one_line(meta)}"
+    yield from _queues_text(document["queues"])
     yield from ("", f"workers: {len(document['workers'])}")
     for worker in document["workers"]:
-        fields = {name: value for name, value in worker.items() if name not in {"children", "tasks"}}
-        yield f"  {in_one_line(', '.join(f'{name}={value}' for name, value in fields.items()), 1_000)}"
-        for child in worker.get("children", ()):
-            yield f"    {in_one_line(str(child), 500)}"
+        yield from _worker_text(worker)
     if rows := document["failures"]:
         yield from ("", "failures")
-        head = ("count", "queue", "task", "last", "error")
-        yield as_table(head, [[in_one_line(str(row[name]), 100) for name in head] for row in rows])
+        names = ("count", "queue", "task", "last", "text")
+        table = [[in_one_line(str(row[name]), 100) for name in names] for row in rows]
+        yield as_table((*names[:-1], "error"), table)
+    if document["outboxes"]:
+        yield from ("", "outboxes")
+    for number, each in enumerate(document["outboxes"]):
+        yield f"  {number}: {each['waiting']} waiting, oldest {each['oldest']:.1f} s, {each['failed']} failed"
     if document["not_available"]:
         yield from ("", "not available")
         yield from (f"  {safe(line)}" for line in document["not_available"])
+
+
+def _worker_text(worker: Mapping[str, Any]) -> Iterator[str]:
+    yield f"  {in_one_line(worker['id'])}: {in_one_line(worker['state'])}"
+    if (host := worker.get("host")) is None:
+        return
+    started = stamp(time_of(worker["started_ms"])).partition(".")[0]
+    lines = [
+        f"app {worker['app']}, bulltask {worker['version']}, Python {worker['python']}",
+        f"host {host}, pid {worker['pid']}, since {started} UTC",
+        *(f"queue {queue}" for queue in worker["queues"]),
+        *(f"limit of {task}: {rate}" for task, rate in worker.get("rate_limits", {}).items()),
+        *(f"limit of queue {queue}: {value}" for queue, value in worker.get("limiter", {}).items()),
+    ]
+    yield from (f"    {in_one_line(line)}" for line in lines)
+    for child in worker.get("children", ()):
+        memory = "?" if child["rss_kib"] is None else f"{child['rss_kib'] / 1024:,.0f}"
+        jobs = pluralize(len(child["jobs"]), "job")
+        yield f"    child {child['pid']}: {in_one_line(child['state'])}, {memory} MiB, {jobs}"
+
+
+def _queues_text(queues: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    if not queues:
+        return
+    yield from ("", "queues")
+    yield as_table(
+        ("queue", *ALL_STATES), [(each["queue"], *(f"{each[state]:,}" for state in ALL_STATES)) for each in queues]
+    )
+    for each in queues:
+        meta = ", ".join(f"{name}={value}" for name, value in sorted(each["meta"].items()))
+        yield f"  {in_one_line(each['queue'])}: {in_one_line(meta)}"

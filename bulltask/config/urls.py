@@ -26,6 +26,7 @@ __all__ = [
     "SecretUrl",
     "credential_provider",
     "redact_command",
+    "redact_secrets",
     "redact_text",
     "redact_url",
     "secret_url",
@@ -46,6 +47,17 @@ _HOST_AND_PORT = re.compile(r"(?P<host>\[[^\[\]@,]+\]|[^:\[\]@,\s]+)(:(?P<port>\
 _SCHEME_IN_TEXT = r"(?<![A-Za-z0-9+.-])([0-9+.-]*)([A-Za-z][A-Za-z0-9+.-]*://"
 _URL_IN_TEXT = re.compile(_SCHEME_IN_TEXT + r"[^\s<>\x1b]+)")  # ESC begins a color code
 _URL_IN_JSON = re.compile(_SCHEME_IN_TEXT + r"[^\s\"<>\x1b]+)")
+
+_SECRET_WORD = re.compile(
+    r"pass(?:wo?r?d|phrase|code|(?![a-z]))|pwd|secret|token|credential|api[-_]?key|authorization", re.IGNORECASE
+)
+# Such a name, = or :, and the value. Bounded, and tried only at the beginning of a word.
+_SECRET_IN_TEXT = re.compile(
+    rf"(?<![\w-])([\w-]{{0,40}}?(?:{_SECRET_WORD.pattern})[\w-]{{0,40}}[\\\"']{{0,4}}\s{{0,4}}[=:]\s{{0,4}}"
+    r"(?:(?:basic|bearer)\s{1,4})?)"
+    r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\s,;&]+)""",
+    re.IGNORECASE,
+)
 
 Kind = Literal["single", "cluster", "sentinel"]
 """What a broker URL names: one server, nodes of a Redis Cluster, or sentinels that monitor a primary."""
@@ -280,6 +292,17 @@ def redact_text(text: str, *, json: bool = False) -> str:
     if "://" not in text:
         return text
     return (_URL_IN_JSON if json else _URL_IN_TEXT).sub(lambda match: match[1] + redact_url(match[2]), text)
+
+
+def redact_secrets(text: str) -> str:
+    """Return a text of others, such as an error, with the passwords of its URLs and values like ``token=…`` hidden."""
+    shown = redact_text(text)
+    return _SECRET_IN_TEXT.sub(_hide_value, shown) if _SECRET_WORD.search(shown) else shown
+
+
+def _hide_value(match: re.Match[str]) -> str:
+    quote = match[2][0] if match[2][0] in "\"'" else ""
+    return f"{match[1]}{quote}{HIDDEN}{quote}"
 
 
 def redact_command(words: Iterable[str]) -> str:

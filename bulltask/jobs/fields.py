@@ -10,6 +10,7 @@ such as a missing result, raises ``InvalidJobError``.
 from __future__ import annotations
 
 import json
+import re
 import traceback
 import zlib
 from collections.abc import Mapping, Sequence
@@ -49,6 +50,8 @@ __all__ = [
     "Shape",
     "TimeLimits",
     "arguments_for",
+    "class_in_trace",
+    "error_type",
     "keep_option",
     "keep_to_wire",
     "member_id",
@@ -275,6 +278,8 @@ GROUP: Final = "bulltask:group"
 """Stored instead of the first argument of an ``ExceptionGroup``; its message and its exceptions follow."""
 
 _REPR_CHARS: Final = 200
+_PYTHON_TRACE: Final = "Traceback (most recent call last):"
+_CLASS: Final = re.compile(r"[\w.]+")
 _MAX_GROUPS: Final = 5
 
 _ELLIPSIS: Final = "\n…\n"
@@ -373,6 +378,34 @@ def trace_text(exc: BaseException, frames: TracebackType | None) -> str:
         if len(message) > REASON_CHARS:
             text = text.replace(message, truncate_reason(message))
     return _truncate(text, TRACE_CHARS)
+
+
+def class_in_trace(reason: str, trace: str) -> str:
+    """Return the class name in the traceback: the text in front of the message on its last line.
+
+    This is a plain text search, because compiling a message of 20 MB (Node sets no limit) as a regular expression takes
+    half a minute.
+    """
+    if _PYTHON_TRACE not in trace:
+        return ""
+    text, message = trace.rstrip(), reason.rstrip()
+    if text.endswith(f": {message}"):
+        return text[: -len(message) - 2].rpartition("\n")[2]
+    lines = text if len(message) <= REASON_CHARS else ""  # bulltask does not write longer messages
+    end = len(lines)
+    while (end := lines.rfind(f": {message}\n", 0, end)) >= 0:  # notes come after the message
+        name = lines[lines.rfind("\n", 0, end) + 1 : end]
+        if _CLASS.fullmatch(name):
+            return name
+    return text.rpartition("\n")[2]
+
+
+def error_type(reason: str, trace: str) -> str:
+    """Return the class of a failure's error, from its traceback of Python or stack of Node.js; ``""`` if unknown."""
+    if name := class_in_trace(reason, trace):
+        return name if _CLASS.fullmatch(name) else ""
+    name, _, rest = trace.partition(": ")
+    return name if reason and rest.startswith(reason) and _CLASS.fullmatch(name) else ""
 
 
 def truncate_traces(traces: Sequence[str], max_traces: int | None) -> list[str]:

@@ -13,9 +13,10 @@ from enum import StrEnum
 from typing import Any, Final
 
 from bulltask.jobs import codec
-from bulltask.jobs.codec import int_field, mapping_field
+from bulltask.jobs.codec import int_field, json_field, mapping_field
 from bulltask.jobs.errors import ConfigError, JobStateError, LockMismatchError
 from bulltask.jobs.failure_reasons import plain_reason
+from bulltask.jobs.fields import error_type
 from bulltask.jobs.names import REVOKED, Revocation
 from bulltask.queue.context import QueueContext
 from bulltask.queue.fields import STATES_IN_ORDER, JobPages, states_of
@@ -24,11 +25,12 @@ from bulltask.transport.operation import Operation, execute
 from bulltask.transport.scripts.job import job_fields, promote, remove_job, reprocess_job, retry_child
 from bulltask.transport.scripts.queue import LISTS, SETS, PageCursor, state_size
 
-__all__ = ["Action", "JobFilter", "JobSearch", "Match", "change", "change_states"]
+__all__ = ["Action", "JobFilter", "JobSearch", "Match", "change", "change_states", "error_types"]
 
 _FINISHED: Final = ("completed", "failed")
 _PAGE_SIZE: Final = 500
 _DATA_PAGE_SIZE: Final = 200  # the data of a job may be large
+_TRACES_PER_ROUND_TRIP: Final = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +210,19 @@ class JobSearch:
             for job_id, row in zip(ids, rows, strict=True)
         ]
         return [Match(job_id, state, fields) for job_id, fields in found if fields]
+
+
+def error_types(context: QueueContext, jobs: Sequence[Match]) -> Operation[list[str]]:
+    """Return the class of each failed job's error, from its last traceback; ``""`` if that is not known."""
+    types: list[str] = []
+    for start in range(0, len(jobs), _TRACES_PER_ROUND_TRIP):
+        part = jobs[start : start + _TRACES_PER_ROUND_TRIP]
+        rows: list[list[bytes | None]] = yield [job_fields(context.keys, job.id, ("stacktrace",)) for job in part]
+        for job, (stored,) in zip(part, rows, strict=True):
+            traces = json_field({b"stacktrace": stored or b"[]"}, b"stacktrace")
+            last = traces[-1] if isinstance(traces, list) and traces else ""
+            types.append(error_type(job.reason, last) if isinstance(last, str) else "")
+    return types
 
 
 class Action(StrEnum):

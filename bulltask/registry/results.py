@@ -10,7 +10,6 @@ import ast
 import asyncio
 import inspect
 import json
-import re
 import sys
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -32,7 +31,7 @@ from bulltask.jobs.errors import (
     TaskRevokedError,
     warn_user,
 )
-from bulltask.jobs.fields import GROUP, REASON_CHARS, arguments_for, reason_of
+from bulltask.jobs.fields import GROUP, arguments_for, class_in_trace, reason_of
 from bulltask.jobs.job import JobRef, NewJob
 from bulltask.jobs.names import REVOKED, JobState, Revocation, check_reference
 from bulltask.jobs.stored_job import Finished, JobSnapshot, StoredSnapshot
@@ -51,11 +50,9 @@ __all__ = [
 
 R = TypeVar("R")
 
-_PYTHON_TRACE: Final = "Traceback (most recent call last):"
 _REJECT: Final = f"{Reject.__module__}.{Reject.__qualname__}"
 _ERRORS: Final = Reject.__module__
 """The public module of bulltask's exceptions, which need not be imported."""
-_CLASS: Final = re.compile(r"[\w.]+")
 _MAX_KEY_LENGTH: Final = 200
 _MAX_NESTING: Final = 4
 """How deep an exception's class may be nested in others."""
@@ -401,7 +398,7 @@ class AsyncResult(Generic[R]):
         original = _pickled(stored, snapshot) or self._group(args) or _rebuild(reason, trace, args)
         if original is None:
             kind = TaskRevokedError if reason == REVOKED else TaskError
-            kind = TaskRejectedError if _class_name(reason, trace) == _REJECT else kind
+            kind = TaskRejectedError if class_in_trace(reason, trace) == _REJECT else kind
             return kind(reason, job_id=self.id, remote_traceback=trace)
         if isinstance(original, JobExpiredError):
             original = JobExpiredError(reason, job_id=self.id, remote_traceback=trace)
@@ -456,7 +453,7 @@ def _rebuild(reason: str, trace: str, stored: tuple[object, ...] = ()) -> Except
     loaded, be an ``Exception``, and have exactly that name. None of its code runs except ``__str__``. (CVE-2021-23727:
     Celery called any name that it found.)
     """
-    return _instance(_loaded_class(_class_name(reason, trace)), reason, stored)
+    return _instance(_loaded_class(class_in_trace(reason, trace)), reason, stored)
 
 
 def _instance(kind: type[Exception] | None, reason: str, stored: tuple[object, ...]) -> Exception | None:
@@ -468,26 +465,6 @@ def _instance(kind: type[Exception] | None, reason: str, stored: tuple[object, .
     exact = [exc for exc in candidates if str(exc) == reason or not exc.args]
     near = [exc for exc in candidates if reason in str(exc)]
     return next(iter(exact + near), None)
-
-
-def _class_name(reason: str, trace: str) -> str:
-    """Return the class name in the traceback: the text in front of the message on its last line.
-
-    This is a plain text search, because compiling a message of 20 MB (Node sets no limit) as a regular expression takes
-    half a minute.
-    """
-    if _PYTHON_TRACE not in trace:
-        return ""
-    text, message = trace.rstrip(), reason.rstrip()
-    if text.endswith(f": {message}"):
-        return text[: -len(message) - 2].rpartition("\n")[2]
-    lines = text if len(message) <= REASON_CHARS else ""  # bulltask does not write longer messages
-    end = len(lines)
-    while (end := lines.rfind(f": {message}\n", 0, end)) >= 0:  # notes come after the message
-        name = lines[lines.rfind("\n", 0, end) + 1 : end]
-        if _CLASS.fullmatch(name):
-            return name
-    return text.rpartition("\n")[2]
 
 
 def _loaded_class(name: str) -> type[Exception] | None:

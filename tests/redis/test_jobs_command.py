@@ -7,7 +7,7 @@ import pty
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -34,14 +34,14 @@ def bulltask(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> Bulltask:
     return lambda *args: CliRunner().invoke(main, ["-b", broker_url, *map(str, args)])
 
 
-def add_failed(app: App, errors: dict[str, str], queue: str = "mail") -> list[str]:
+def add_failed(app: App, errors: Mapping[str, str | Exception], queue: str = "mail") -> list[str]:
     """Add a job for each task and error, which fails at once; return their ids."""
     ids = []
     for task, error in errors.items():
         job = app.queue(queue).add(task.partition("#")[0], {"to": f"{task}@example.org"}, attempts=1)
         acquired = app.queue(queue).get_next_job("token")
         assert acquired is not None
-        acquired.move_to_failed(ConnectionError(error))
+        acquired.move_to_failed(ConnectionError(error) if isinstance(error, str) else error)
         ids.append(job.id)
     return ids
 
@@ -256,3 +256,29 @@ def test_failures_are_grouped_by_queue_task_and_error(app: App, bulltask: Bullta
     table = bulltask("failures", "mail", "--task", "send").stdout.splitlines()
     assert re.fullmatch(rf" +2 +mail +send .* host # refused +{ids[1]}", table[1])
     assert json_of(bulltask("failures", "mail", "--since", "1h", "--json"), "failures")["jobs"] == 3
+
+
+def test_failures_are_grouped_by_the_class_of_their_error(app: App, bulltask: Bulltask) -> None:
+    add_failed(app, {"a#1": KeyError("customer 1"), "a#2": ValueError("'x'"), "a#3": KeyError("customer 1")})
+    add_failed(app, {"b#1": KeyError("customer 1"), "b#2": KeyError("customer 2")})
+    document: Any = json_of(bulltask("failures", "--json"), "failures")
+    assert {(group["task"], group["type"], group["error"], group["count"]) for group in document["failures"]} == {
+        ("a", "KeyError", "#", 2),
+        ("a", "ValueError", "#", 1),
+        ("b", "KeyError", "#", 2),
+    }
+    lines = bulltask("failures").stdout
+    assert " KeyError: 'customer 1' " in lines, "the text that all have"
+    assert " KeyError: # " in lines
+    report = bulltask("report").stdout
+    assert re.search(r"2 +mail +a .* KeyError: 'customer 1'\n", report)
+
+
+def test_secrets_in_errors_are_hidden(app: App, bulltask: Bulltask) -> None:
+    add_failed(app, {"a": "https://bob:s3cr3t@host/ failed", "b": 'cannot log in with password=hunter2, token: "ab1"'})
+    for command in (("failures",), ("jobs", "mail"), ("report",)):
+        for arguments in (command, (*command, "--json")):
+            shown = bulltask(*arguments).stdout
+            assert not re.search("s.cr.t|hunter|ab[1#]", shown), shown
+            assert "bob:***@host/ failed" in shown
+            assert "password=***, token: " in shown

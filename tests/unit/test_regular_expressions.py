@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import bulltask
-from bulltask.config.urls import SecretUrl, redact_command, redact_text, redact_url
+from bulltask.config.urls import SecretUrl, redact_command, redact_secrets, redact_text, redact_url
 from bulltask.errors import did_you_mean
 from bulltask.events import Bus, JobStalled
 from bulltask.jobs.categories import by_database, by_text
@@ -193,6 +193,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "a URL in text": redact_text,
     "a URL in JSON": functools.partial(redact_text, json=True),
     "a URL": redact_url,
+    "a secret in text": redact_secrets,
     "a command": lambda text: redact_command([text]),
     "a driver's message": SecretUrl("redis://user:a/b@host").hide_in,
     "a reason": lambda text: error_fingerprint(plain_reason(text)),

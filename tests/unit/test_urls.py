@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bulltask import App
 from bulltask.config.settings import Settings
-from bulltask.config.urls import SecretUrl, redact_command, redact_text, redact_url
+from bulltask.config.urls import SecretUrl, redact_command, redact_secrets, redact_text, redact_url
 from bulltask.errors import ConfigError
 from bulltask.queue import Queue
 from bulltask.transport.endpoint import Endpoint
@@ -181,3 +181,24 @@ def test_a_redacted_line_of_json_is_still_json() -> None:
 def test_text_without_a_url_is_returned_unchanged() -> None:
     text = "password=hunter2 is not in a URL"
     assert redact_text(text) is text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("login failed: password=hunter2 for bob", "login failed: password=*** for bob"),
+        ('{"api_key": "a b\\"c", "n": 3}', '{"api_key": "***", "n": 3}'),
+        ("{'db_pass': 'a, b', 'user': 'u'}", "{'db_pass': '***', 'user': 'u'}"),
+        (r"{\"token\": \"abc\"}", r"{\"token\": ***"),
+        ("Authorization: Bearer abc.def", "Authorization: Bearer ***"),
+        ('secret="cut', 'secret="***"'),
+        (
+            "GET https://bob:s3cr3t@host/a?x=1&client_secret=9&y=2",
+            "GET https://bob:***@host/a?x=1&client_secret=***&y=2",
+        ),
+        ("KeyError: 'password'", "KeyError: 'password'"),
+        ("4 passed: 2 skipped", "4 passed: 2 skipped"),
+    ],
+)
+def test_secrets_in_texts_of_others_are_hidden(text: str, shown: str) -> None:
+    assert redact_secrets(text) == shown
