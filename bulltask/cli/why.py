@@ -57,7 +57,8 @@ def why(ctx: click.Context, /, *, job_id: str | None, queue: str | None, as_json
         echo("\n".join(_page(explanation)))
     if is_unknown:
         ctx.exit(ExitCode.NOT_FOUND)
-    if explanation.job_id is not None and explanation.state is None:
+    is_unread = not {"redis-unreachable", "redis-loading"}.isdisjoint(explanation.codes)
+    if is_unread or (explanation.job_id is not None and explanation.state is None):
         ctx.exit(ExitCode.ERROR)
 
 

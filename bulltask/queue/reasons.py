@@ -424,6 +424,7 @@ class _View:
             "delayed": command("ZCARD", keys.delayed),
             "children": command("ZCARD", keys.waiting_children),
             "marker": command("ZCARD", keys.marker),
+            "due": command("ZCOUNT", keys.delayed, "-inf", f"({(self._now_ms + 1) * _SCORE}"),
             "first delayed": command("ZRANGE", keys.delayed, 0, 0, "WITHSCORES", parse_reply=_first),
             "first scheduler": command("ZRANGE", keys.repeat, 0, 0, "WITHSCORES", parse_reply=_first),
             "incompatible": command("ZRANGE", keys.incompatible, 0, 0, parse_reply=texts),
@@ -479,8 +480,8 @@ class _View:
         if self._is_paused():
             calls["pause note"] = command("GET", keys.pause_note, parse_reply=Pause.from_json)
             calls["events"] = command("XREVRANGE", keys.events, "+", "-", "COUNT", _EVENTS, parse_reply=_paused_ms)
-        if self._is_maxed() or self._id is None:
-            calls["holders"] = command("LRANGE", keys.active, -_SAMPLE, -1, parse_reply=texts)
+        looked_at = _SAMPLE if self._is_maxed() or self._id is None else _SHOWN
+        calls["holders"] = command("LRANGE", keys.active, -looked_at, -1, parse_reply=texts)
         return {**calls, **(self._group_calls() if self._id is None else self._line_calls(self._id))}
 
     def _group_calls(self) -> dict[str, Call[Any]]:
@@ -568,7 +569,7 @@ class _View:
         """Judge what was read."""
         self._judge_redis()
         if self._id is None:
-            self._judge_queue(waits=True)
+            self._judge_queue(waits=True, is_ready=self._ready() > 0)
             self._judge_contents()
             state = None
         else:
@@ -654,11 +655,20 @@ class _View:
     def _is_maxed(self) -> bool:
         return self._meta[1] is not None and self._replies.count("active") >= _whole(self._meta[1])
 
-    def _judge_queue(self, *, waits: bool) -> None:
-        """Judge what holds all jobs of the queue; ``waits`` if there may be jobs that wait for a worker to ask."""
+    def _ready(self) -> int:
+        """Return how many jobs could run now, which includes delayed ones that are due."""
+        return self._replies.count("wait", "paused", "prioritized", "due")
+
+    def _judge_queue(self, *, waits: bool, is_ready: bool = False) -> None:
+        """Judge what holds all jobs of the queue.
+
+        Args:
+            waits: Whether they may wait for a worker to ask, now or later.
+            is_ready: Whether they could run now.
+        """
         self._judge_pause()
         self._judge_clocks()
-        self._judge_workers(waits=waits)
+        self._judge_workers(is_ready=is_ready)
         if waits:
             self._judge_rate_limit()
             self._judge_concurrency()
@@ -696,12 +706,12 @@ class _View:
                 resume,
             )
 
-    def _judge_workers(self, *, waits: bool) -> None:
+    def _judge_workers(self, *, is_ready: bool) -> None:
         fleet = self._fleet
         if fleet.states or fleet.unknown or fleet.silent:
             self._judge_silence()
             if not fleet.unknown:
-                self._judge_fleet(waits=waits)
+                self._judge_fleet(is_ready=is_ready)
         elif self._replies.sees("clients"):
             self._judge_absence(self._replies["clients"])
         elif "clients" not in self._replies.found:
@@ -748,9 +758,9 @@ class _View:
                 "likely",
             )
 
-    def _judge_fleet(self, *, waits: bool) -> None:
+    def _judge_fleet(self, *, is_ready: bool) -> None:
         """Name what keeps all workers of the queue from acquiring the job; several may have different causes."""
-        causes = {worker: self._causes(state, waits=waits) for worker, state in self._fleet.states.items()}
+        causes = {worker: self._causes(state, is_ready=is_ready) for worker, state in self._fleet.states.items()}
         if not causes or not all(causes.values()):
             return
         total = len(causes)
@@ -779,13 +789,14 @@ class _View:
                 self._start_worker(),
             )
 
-    def _causes(self, state: WorkerState, *, waits: bool) -> list[str]:
+    def _causes(self, state: WorkerState, *, is_ready: bool) -> list[str]:
         """Return why a worker acquires no job, or not this one; empty if it may."""
         task = self._fields.get("name", "")
         may_lack = task and not (state.is_short or state.tasks_left_out or task.startswith("bulltask."))
         children = [child for child in state.children if child.state == "run"]
         is_busy = 0 < state.slots <= state.busy or (
-            bool(children) and all(any(job.state == "active" for job in child.jobs) for child in children)
+            bool(children)
+            and all(not child.free and any(job.state == "active" for job in child.jobs) for child in children)
         )
         holds = {
             "workers-closing": state.state == "closing",
@@ -793,7 +804,7 @@ class _View:
             "queue-cancelled": self._queue in state.cancelled,
             "no-permits": state.permits == 0,
             "no-children": not (state.is_short or children),
-            "workers-busy": waits and not state.is_short and is_busy,
+            "workers-busy": is_ready and not state.is_short and is_busy,
             "unknown-task": may_lack and task not in state.tasks,
         }
         return [code for code, it_does in holds.items() if it_does]
@@ -815,10 +826,14 @@ class _View:
             f"{job.id} of queue {job.queue} for {_seconds(self._now_ms - job.since_ms)}" for job, _, _ in jobs[:_SHOWN]
         )
         slots, taken = sum(state.slots for state in states), sum(state.busy for state in states)
+        children = sum(child.state == "run" for state in states for child in state.children)
+        # A sync job keeps its child from using its other slots.
+        number, noun, nouns = (slots, "slot", "slots") if taken >= slots else (children, "child", "children")
+        every = f"its only {noun}" if number == 1 else f"all {number:,} {nouns}"
         self._add(
             "workers-busy",
-            f"{_count(len(states), 'worker')} of queue {self._queue} {'has' if len(states) == 1 else 'have'} all "
-            f"slots or children busy ({taken} of {slots} slots): {names or 'short jobs'}"
+            f"{_count(len(states), 'worker')} of queue {self._queue} {'has' if len(states) == 1 else 'have'} "
+            f"{every} busy: {names or 'short jobs'}"
             f"{' …' if len(jobs) > _SHOWN else ''}",
             {
                 "slots": slots,
@@ -872,7 +887,7 @@ class _View:
             return
         concurrency, holders = _whole(self._meta[1]), self._active_jobs()
         dead = [holder["id"] for holder in holders if holder["lock"] in {"expired", "worker gone"}]
-        names = ", ".join(f"{it['id']}{_LOCKS.get(it['lock'], '')}" for it in holders[:_SHOWN])
+        names = ", ".join(f"job {it['id']}{_LOCKS.get(it['lock'], '')}" for it in holders[:_SHOWN])
         more = f" and {len(holders) - _SHOWN} more" if len(holders) > _SHOWN else ""
         until = "a worker starts" if self._has_no_workers() else "a stalled check"
         held = f"; {len(dead)} of them without a worker, until {until}" if dead else ""
@@ -943,12 +958,27 @@ class _View:
                 {"scheduler": scheduler[0], "due": _iso(scheduler[1]), "job exists": bool(replies["iteration"])},
                 self._start_worker(),
             )
-        active, waiting = replies.count("active"), replies.count("wait", "paused", "prioritized")
+        self._judge_due()
+        active, waiting = replies.count("active"), self._ready()
         if not waiting:
             self._judge_idle()
         elif not self._holds() and not self._judge_neglect(*(replies["head times"] or (None, None, None))):
             sentence = f"Nothing holds queue {self._queue}: {_count(active, 'job')} active, {waiting} waiting"
             self._add("working", sentence, {"active": active, "waiting": waiting})
+
+    def _judge_due(self) -> None:
+        """Judge the delayed jobs that a worker has not moved yet."""
+        first, due = self._replies["first delayed"], self._replies.count("due")
+        if first is not None and due:
+            due_ms = first[1] / _SCORE
+            self._add(
+                "due",
+                f"{_count(due, 'delayed job')} of queue {self._queue} {'is' if due == 1 else 'are'} due, the first for "
+                f"{_seconds(self._now_ms - due_ms)}: a worker moves {'it' if due == 1 else 'them'} when it next asks "
+                "for a job",
+                {"due": due, "first": first[0], "since": _iso(due_ms)},
+                in_ms=0,
+            )
 
     def _judge_unused(self) -> None:
         replies = self._replies
@@ -975,10 +1005,10 @@ class _View:
         if first is not None:
             due_ms = first[1] / _SCORE
             left_ms = due_ms - self._now_ms
-            due = f"is due in {_seconds(left_ms)}" if left_ms > 0 else f"has been due for {_seconds(-left_ms)}"
             self._add(
-                "delayed" if left_ms > 0 else "due",
-                f"{_jobs_are(replies.count('delayed'))} delayed in queue {self._queue}; the first {due}",
+                "delayed",
+                f"{_jobs_are(replies.count('delayed'))} delayed in queue {self._queue}, and none waits; the first is "
+                f"due in {_seconds(left_ms)}",
                 {"delayed": replies.count("delayed"), "first": first[0], "due": _iso(due_ms)},
                 in_ms=left_ms,
             )
@@ -1026,7 +1056,8 @@ class _View:
             case state:
                 if state is JobState.DELAYED:
                     self._judge_delay(job_id)
-                self._judge_queue(waits=True)
+                score = float(self._replies["score delayed"] or 0)
+                self._judge_queue(waits=True, is_ready=score < (self._now_ms + 1) * _SCORE)
                 self._judge_future()
         self._judge_own_deduplication(job_id)
         if self._state in {JobState.WAITING, JobState.PRIORITIZED}:
@@ -1358,8 +1389,19 @@ class _View:
             sentence = f"Workers are idle and were not woken up; they look for jobs by themselves in {_seconds(in_ms)}"
             self._add("marker-lost", sentence, {"marker": 0, "active": 0}, None, "likely", in_ms=in_ms)
         elif not codes:
+            active = replies.count("active")
             sentence = f"Nothing holds the job: it runs next in queue {self._queue}"
-            self._add("next", sentence, {"active": replies.count("active"), "before": 0})
+            if active:
+                sentence += f"; {_jobs_are(active)} active: {self._running()}"
+            if active and self._fleet.unknown:
+                sentence += "; its workers of Node.js do not report whether they are busy"
+            self._add("next", sentence, {"active": active, "before": 0})
+
+    def _running(self) -> str:
+        """Name the jobs that have been active longest, and for how long."""
+        held = [(job_id, self._replies[f"holder {job_id}"]) for job_id in reversed(self._holders)][:_SHOWN]
+        times = [(job_id, _whole(found[2]) if found else 0) for job_id, found in held]
+        return ", ".join(f"{job_id} for {_seconds(self._now_ms - ms)}" if ms else job_id for job_id, ms in times)
 
     def _judge_neglect(self, timestamp: object, starts: object, delay: object) -> bool:
         """Judge whether idle workers leave the next job alone, which has these fields."""

@@ -70,12 +70,14 @@ class WorkerChild:
         rss_kib: Its resident memory; ``None`` if that is unknown.
         state: ``starting``, ``run``, or ``closing`` if it acquires no more jobs.
         jobs: Its jobs, those that it has had longest first.
+        free: How many more jobs it can run at once; 0 if a job keeps it from acquiring any, though it has free slots.
     """
 
     pid: int = 0
     rss_kib: int | None = None
     state: str = ""
     jobs: tuple[WorkerJob, ...] = ()
+    free: int = 0
 
 
 @value_class(kw_only=True, frozen=True)

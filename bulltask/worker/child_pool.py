@@ -40,6 +40,7 @@ from bulltask.worker.slots import (
     Slots,
     SlotState,
     SlotView,
+    free_slots,
 )
 
 __all__ = [
@@ -516,17 +517,13 @@ class ChildPool:
         return control.paused and not control.stopping
 
     def free_slots(self, per_child: int) -> int | None:
-        """Return how many more jobs the children that wait for jobs can run; ``None`` while a child is starting.
-
-        A child runs ``per_child`` jobs at a time; its other slots are for prefetched jobs.
-        """
+        """Return how many more jobs the children that wait for jobs can run; ``None`` while a child is starting."""
         free = 0
         for index in self._staying():
             child = self._children[index]
             if child.block.run_state is ProcessState.INIT:
                 return None
-            if any(slot.waiting for slot in child.slots):
-                free += min(sum(slot.is_free or slot.waiting for slot in child.slots), per_child)
+            free += free_slots(child.slots, per_child)
         return free if len(self._staying()) == self._target else None
 
     def idle_slots(self) -> tuple[tuple[str, int], ...]:

@@ -41,7 +41,7 @@ from bulltask.transport.workers import (
 from bulltask.worker.async_loop import batches_of, jobs_per_child
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child_pool import ChildPool
-from bulltask.worker.slots import HAS_JOB, UNKNOWN_ATTEMPT, ChildBlock, ControlPage, ProcessState, SlotState
+from bulltask.worker.slots import HAS_JOB, UNKNOWN_ATTEMPT, ChildBlock, ControlPage, ProcessState, SlotState, free_slots
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -436,8 +436,14 @@ class StateReport:
                     WorkerJob(id=view.job_id, queue=queue, since_ms=view.since_ms + offset_ms, state=state)
                 )
         return tuple(
-            WorkerChild(pid=block.pid, rss_kib=_rss_kib(block.pid), state=_child_state(block), jobs=tuple(jobs[index]))
-            for index, (block, _) in enumerate(blocks)
+            WorkerChild(
+                pid=block.pid,
+                rss_kib=_rss_kib(block.pid),
+                state=_child_state(block),
+                jobs=tuple(jobs[index]),
+                free=free_slots(slots, self._per_child),
+            )
+            for index, (block, slots) in enumerate(blocks)
         ), len(taken) - len(oldest)
 
 

@@ -52,6 +52,7 @@ __all__ = [
     "SlotView",
     "Slots",
     "WakeupPipe",
+    "free_slots",
 ]
 
 
@@ -420,6 +421,16 @@ _STOPPING = 2
 
 _CHANGES_BYTES: Final = 65_536
 """Size of the memory for :class:`bulltask.worker.orders.Changes`; what is not used needs no memory."""
+
+
+def free_slots(slots: Sequence[Slot], per_child: int) -> int:
+    """Return how many more jobs a child can run now: 0 if it does not wait for jobs, whatever slots are free.
+
+    A child runs ``per_child`` jobs at a time; its other slots are for prefetched jobs.
+    """
+    if not any(slot.waiting for slot in slots):
+        return 0
+    return min(sum(slot.is_free or slot.waiting for slot in slots), per_child)
 
 
 class ControlPage:

@@ -15,6 +15,8 @@ from tests.support.worker_harness import WorkerHarness
 pytestmark = pytest.mark.process
 
 SOURCE = """
+import asyncio
+
 from bulltask.worker import fleet
 
 fleet._WRITE_MS, fleet._STATE_TTL_MS = 200, 1_000
@@ -27,6 +29,10 @@ def rated():
 @app.task(name="typed")
 def typed(x: int):
     pass
+
+@app.task(name="parked")
+async def parked():
+    await asyncio.sleep(60)
 
 @app.task(name="batched", batch=2, batch_wait=30)
 def batched(jobs):
@@ -69,11 +75,19 @@ def test_the_reasons_of_a_real_worker(harness: WorkerHarness) -> None:
     assert "it has 1 of 2 jobs" in wait_for(harness, alone, "batch-filling").sentence
     send("batched", kwargs={})
 
+    parked, queue = send("parked"), harness.app.queue("default")
+    wait_for(harness, parked, "running", f"running in child {worker.children[0]}")
+    queue.pause()
+    assert queue.explain(send("quick").id).codes == ("paused",), "its only child runs an async job, and has free slots"
+    queue.resume()
+
     held = harness.hold()
     harness.wait_for_start(held)
     wait_for(harness, held, "running", f"running in child {worker.children[0]}")
     waiting = send("quick")
-    assert f"{held.id} of queue default for " in wait_for(harness, waiting, "workers-busy").sentence
+    sentence = wait_for(harness, waiting, "workers-busy").sentence
+    assert "has its only child busy: " in sentence
+    assert f"{held.id} of queue default for " in sentence
     harness.app.control.cancel_consumer("default")
     wait_for(harness, waiting, "queue-cancelled")
     worker.send(signal.SIGTSTP)

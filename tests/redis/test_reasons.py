@@ -182,7 +182,7 @@ def queue_with_a_limiter_of_its_workers(world: World) -> str:
     return world.add()
 
 
-@case("global-concurrency", r"may have 1 active job \(its global concurrency\), and has 1: first$")
+@case("global-concurrency", r"may have 1 active job \(its global concurrency\), and has 1: job first$")
 def maxed_queue(world: World) -> str:
     world.connect()
     world.queue.set_global_concurrency(1)
@@ -477,11 +477,55 @@ def worker_whose_children_start(world: World) -> str:
     return world.add()
 
 
-@case("workers-busy", r"all slots or children busy \(1 of 1 slots\): other of queue files for 2 min")
+def long_job(world: World) -> WorkerJob:
+    return WorkerJob(id="other", queue="files", since_ms=world.app._now_ms() - 120_500, state="active")
+
+
+@case("workers-busy", "1 worker of queue mail has its only slot busy: other of queue files for 2 min")
 def worker_whose_slots_are_busy(world: World) -> str:
-    since_ms = world.app._now_ms() - 120_500
-    world.register(jobs=(WorkerJob(id="other", queue="files", since_ms=since_ms, state="active"),))
+    world.register(jobs=(long_job(world),))
     return world.add()
+
+
+@case("workers-busy", "1 worker of queue mail has its only child busy: other of queue files for 2 min")
+def worker_whose_child_runs_a_sync_job_and_has_free_slots(world: World) -> str:
+    world.register(jobs=(long_job(world),), slots=100)
+    return world.add()
+
+
+@case("next", "")
+def worker_whose_child_runs_an_async_job_beside_others(world: World) -> str:
+    world.register(children=(WorkerChild(pid=42, state="run", jobs=(long_job(world),), free=99),), slots=100, busy=1)
+    return world.add()
+
+
+@case("delayed", "1 job is delayed in queue mail, and none waits; ")
+def queue_without_waiting_jobs_whose_worker_is_busy(world: World) -> None:
+    world.register(jobs=(long_job(world),))
+    world.add(delay=60)
+
+
+@case("delayed", "")
+def delayed_job_whose_worker_is_busy(world: World) -> str:
+    queue_without_waiting_jobs_whose_worker_is_busy(world)
+    assert world.explain("j").codes == ("delayed",)
+    return "j"
+
+
+@case("workers-busy", "has its only slot busy")
+def queue_with_due_jobs_whose_worker_is_busy(world: World) -> None:
+    queue_without_waiting_jobs_whose_worker_is_busy(world)
+    world.redis.zadd(world.keys.delayed, {"j": 4096 * 1_600_000_000_000})
+    world.add("plain")
+    assert world.explain(None).codes == ("workers-busy", "due")
+
+
+@case("due", "1 delayed job of queue mail is due, the first for .*: a worker moves it when it next asks for a job")
+def queue_with_due_jobs(world: World) -> None:
+    due_but_still_delayed(world)
+    world.add("plain")
+    working = world.explain(None).reasons[1]
+    assert (working.code, working.evidence["waiting"]) == ("working", 2)
 
 
 @case("unknown-task", "No worker of queue mail has the task send; the worker host-7-a1b2c3 has call")
@@ -649,6 +693,14 @@ def next_job(world: World) -> str:
     return world.add()
 
 
+@case("next", "Nothing holds the job: it runs next in queue mail; 1 job is active: first")
+def next_job_behind_one_of_node(world: World) -> str:
+    world.connect()
+    world.add("first")
+    world.acquire()
+    return world.add()
+
+
 @case("working", "Nothing holds queue mail: 1 job active, 1 waiting")
 def queue_that_works(world: World) -> None:
     world.connect()
@@ -663,7 +715,7 @@ def empty_queue(world: World) -> None:
     world.queue.set_meta({"version": "bullmq:5.62.0"})
 
 
-@case("delayed", "1 job is delayed in queue mail; the first is due in 2 min")
+@case("delayed", "1 job is delayed in queue mail, and none waits; the first is due in 2 min")
 def queue_of_delayed_jobs(world: World) -> None:
     world.connect()
     world.add(delay=120.5)
@@ -942,6 +994,7 @@ def test_the_exit_codes_of_the_command(world: World) -> None:
     assert bulltask(world, "why").exit_code == 2
     lost = CliRunner().invoke(main, ["why", "j", "-Q", "mail", "-b", "redis://127.0.0.1:1"])
     assert (lost.exit_code, "redis-unreachable" in lost.output) == (1, True)
+    assert CliRunner().invoke(main, ["why", "-Q", "mail", "-b", "redis://127.0.0.1:1"]).exit_code == 1
 
 
 def test_job_show_says_why_an_unfinished_job_does_not_run(world: World) -> None:
