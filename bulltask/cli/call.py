@@ -5,16 +5,27 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
 from difflib import get_close_matches
+from importlib.util import find_spec
 from typing import Any, Final
 
 import click
 
 import bulltask
 from bulltask.app import App
-from bulltask.cli.app_loader import NotFoundError, load_app_or_broker, load_tasks
-from bulltask.cli.job import queue_of_job
-from bulltask.cli.options import ExitCode, duration_option, json_argument, json_option, moment, redis_options
+from bulltask.cli.app_loader import load_app_or_broker, load_tasks
+from bulltask.cli.job import existing_job
+from bulltask.cli.options import (
+    ExitCode,
+    duration_option,
+    job_queue_option,
+    json_argument,
+    moment,
+    operator_options,
+    queue_option,
+    redis_options,
+)
 from bulltask.cli.terminal import echo, in_one_line, print_json
 from bulltask.jobs.errors import ResultTimeoutError
 from bulltask.jobs.names import JobState
@@ -26,10 +37,9 @@ __all__ = ["call", "result", "shell"]
 
 @click.command("call", short_help="Send a job.")
 @click.argument("task", metavar="TASK")
-@redis_options
 @click.option("-a", "--args", "arguments", metavar="JSON", help="Positional arguments: '[1, 2]'.")
 @click.option("-k", "--kwargs", metavar="JSON", help="""Keyword arguments: '{"x": 1}'.""")
-@click.option("-q", "--queue", help="The queue (default: the task's, or the app's default queue).")
+@queue_option("The queue (default: the task's, or the app's default queue).")
 @duration_option("--countdown", text="Time before the job may run: 90, 10s, 15m, 12h or 7d.")
 @click.option("--eta", type=moment, metavar="TIME", help="Earliest time to run: 2026-11-22T14:00, in UTC.")
 @duration_option("--expires", text="Time after which the job fails instead of starting.")
@@ -37,8 +47,7 @@ __all__ = ["call", "result", "shell"]
 @click.option("--job-id", help="The job's id; if a job with this id exists, none is added.")
 @click.option("--wait", is_flag=True, help="Wait for the job and print its result.")
 @duration_option("--timeout", text="With --wait: how long to wait (default: without a limit).")
-@json_option
-@click.pass_context
+@operator_options
 def call(ctx: click.Context, /, *, task: str, **options: Any) -> None:
     """Send a job for TASK, and print its id; with --wait, its result.
 
@@ -53,8 +62,7 @@ def call(ctx: click.Context, /, *, task: str, **options: Any) -> None:
     kwargs = json_argument(options["kwargs"], "--kwargs", {})
     if not isinstance(arguments, list) or not isinstance(kwargs, dict):
         raise click.UsageError("--args must be a JSON array, and --kwargs a JSON object")
-    app = _app(ctx, options)
-    try:
+    with closing(_app(ctx, options)) as app:
         if app.tasks and task not in app.tasks:
             close = get_close_matches(task, app.tasks, 1)
             echo(f"note: the app has no task {task!r}{f'; did you mean {close[0]!r}?' if close else ''}", err=True)
@@ -72,19 +80,15 @@ def call(ctx: click.Context, /, *, task: str, **options: Any) -> None:
             return
         _wait(sent, options["timeout"])
         ctx.exit(_print_result(sent, sent.snapshot(), options))
-    finally:
-        app.close()
 
 
 @click.command("result", short_help="Print a job's result.")
 @click.argument("job_id", metavar="ID")
-@redis_options
-@click.option("-q", "--queue", help="The job's queue; required if several queues have a job with this id.")
+@job_queue_option
 @click.option("--traceback", is_flag=True, help="Print the traceback of a failed job.")
 @click.option("--wait", is_flag=True, help="Wait until the job has finished.")
 @duration_option("--timeout", text="With --wait: how long to wait (default: without a limit).")
-@json_option
-@click.pass_context
+@operator_options
 def result(ctx: click.Context, /, *, job_id: str, queue: str | None, **options: Any) -> None:
     """Print the result of the job ID as JSON, or why it failed.
 
@@ -92,22 +96,11 @@ def result(ctx: click.Context, /, *, job_id: str, queue: str | None, **options: 
     """
     if options["timeout"] is not None and not options["wait"]:
         raise click.UsageError("--timeout needs --wait")
-    app = _app(ctx, options)
-    try:
-        name = queue_of_job(app, job_id, queue)
-        found = None if name is None else app.result(job_id, name)
-        snapshot = None if found is None else found.snapshot()
-        if found is None or snapshot is None or snapshot.state is JobState.UNKNOWN:
-            raise NotFoundError(f"no job {in_one_line(job_id)!r} in {f'queue {queue}' if queue else 'any queue'}")
-        if options["wait"] and snapshot.state not in _FINISHED:
+    with closing(_app(ctx, options)) as app:
+        found = app.result(job_id, existing_job(app, job_id, queue).queue)
+        if options["wait"]:
             _wait(found, options["timeout"])
-            snapshot = found.snapshot()
-        ctx.exit(_print_result(found, snapshot, options))
-    finally:
-        app.close()
-
-
-_FINISHED: Final = (JobState.COMPLETED, JobState.FAILED)
+        ctx.exit(_print_result(found, found.snapshot(), options))
 
 
 def _app(ctx: click.Context, options: Mapping[str, Any]) -> App:
@@ -119,10 +112,8 @@ def _app(ctx: click.Context, options: Mapping[str, Any]) -> App:
 
 
 def _wait(handle: AsyncResult[Any], timeout: float | None) -> None:
-    try:
+    with suppress(ResultTimeoutError):  # the snapshot says in which state the job is
         handle.get(timeout, propagate=False)
-    except ResultTimeoutError:
-        return  # the snapshot says in which state the job is
 
 
 def _print_result(handle: AsyncResult[Any], snapshot: JobSnapshot, options: Mapping[str, Any]) -> ExitCode:
@@ -172,14 +163,15 @@ def shell(ctx: click.Context, /, *, plain: bool, **options: Any) -> None:
     names: dict[str, Any] = {name.rpartition(".")[2]: task for name, task in app.tasks.items()}
     names |= {"app": app, "bulltask": bulltask, "queue": app.queue(app._config.default_queue)}
     banner = f"app = {app!r}, queue = {names['queue']!r}, bulltask"
-    try:
-        _open_shell(names, banner, () if plain else _SHELLS)
-    finally:
-        app.close()
+    with closing(app):
+        for module, embed in () if plain else _SHELLS:
+            if find_spec(module.partition(".")[0]) is not None:
+                embed(importlib.import_module(module), names, banner)
+                return
+        import code  # noqa: PLC0415 - only here
+        import readline  # noqa: F401, PLC0415 - edits lines
 
-
-def _ipython(module: Any, names: dict[str, Any], banner: str) -> None:
-    module.embed(user_ns=names, banner1=banner, colors="neutral")
+        code.interact(banner, local=names, exitmsg="")
 
 
 def _ptpython(module: Any, names: dict[str, Any], banner: str) -> None:
@@ -187,28 +179,8 @@ def _ptpython(module: Any, names: dict[str, Any], banner: str) -> None:
     module.embed(names)
 
 
-def _bpython(module: Any, names: dict[str, Any], banner: str) -> None:
-    module.embed(names, banner=banner)
-
-
-_SHELLS: Final[tuple[tuple[str, Callable[[Any, dict[str, Any], str], None]], ...]] = (
-    ("IPython", _ipython),
+_SHELLS: Final[tuple[tuple[str, Callable[[Any, dict[str, Any], str], object]], ...]] = (
+    ("IPython", lambda module, names, banner: module.embed(user_ns=names, banner1=banner, colors="neutral")),
     ("ptpython.repl", _ptpython),
-    ("bpython", _bpython),
+    ("bpython", lambda module, names, banner: module.embed(names, banner=banner)),
 )
-
-
-def _open_shell(
-    names: dict[str, Any], banner: str, shells: tuple[tuple[str, Callable[[Any, dict[str, Any], str], None]], ...]
-) -> None:
-    for module, open_with in shells:
-        try:
-            imported = importlib.import_module(module)
-        except ImportError:
-            continue
-        open_with(imported, names, banner)
-        return
-    import code  # noqa: PLC0415 - only here
-    import readline  # noqa: F401, PLC0415 - edits lines
-
-    code.interact(banner, local=names, exitmsg="")

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import closing, suppress
 from dataclasses import fields
-from datetime import datetime
 from math import inf
 from typing import Any, Final
 
 import click
 
 from bulltask.app import App
-from bulltask.cli.app_loader import existing_queue, load_app_or_broker
-from bulltask.cli.job import known_queues
-from bulltask.cli.options import duration_option, redis_options
-from bulltask.cli.terminal import echo, in_one_line, stamp, time_of
+from bulltask.cli.app_loader import load_app_or_broker
+from bulltask.cli.job import chosen_queues
+from bulltask.cli.options import duration_option, operator_options, queues_option
+from bulltask.cli.terminal import echo, in_one_line, iso, stamp, time_of
 from bulltask.jobs.errors import BulltaskError
 from bulltask.lake.formatting import CONTROL
 from bulltask.queue.events import EventsLost, QueueEvent
@@ -27,8 +27,7 @@ _MAX_DETAILS: Final = 200
 
 
 @click.command("events", short_help="Follow the events of queues.")
-@redis_options
-@click.option("-Q", "--queues", help="Queues, comma-separated (default: all that exist now).")
+@queues_option
 @click.option(
     "--event", "kinds", multiple=True, metavar="NAME", help="Only this event: added, failed …; may be repeated."
 )
@@ -36,27 +35,21 @@ _MAX_DETAILS: Final = 200
 @click.option("--filter", "wanted", metavar="TEXT", help="Only events whose line contains TEXT; case is ignored.")
 @duration_option("--since", text="Begin with the events that are not older than this: 90, 10s, 15m, 12h or 7d.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Stop after N events.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document per line.")
-@click.pass_context
+@operator_options
 def events(ctx: click.Context, /, *, queues: str | None, **options: Any) -> None:
     """Print the events of queues as they happen, until Ctrl-C.
 
-    Redis keeps the newest 10,000 events of a queue; --since begins with these.
+    Redis keeps the newest 10,000 events of a queue; --since begins with these. With
+    --json, each is a document in a line.
 
     Exit codes: 0 (done, or interrupted), 1 (an error), 4 (there is no such queue).
     """
-    app = load_app_or_broker(ctx, options)
-    try:
-        names = [existing_queue(app, name.strip()).name for name in (queues or "").split(",") if name.strip()]
-        names = names or known_queues(app)
+    with suppress(KeyboardInterrupt), closing(load_app_or_broker(ctx, options)) as app:
+        names = chosen_queues(app, queues)
         if not names:
             raise click.ClickException("there are no queues yet")
         echo(f"following {', '.join(map(in_one_line, names))}; press Ctrl-C to stop", err=True)
         asyncio.run(_follow(app, names, options))
-    except KeyboardInterrupt:
-        pass
-    finally:
-        app.close()
 
 
 _Arrived = asyncio.Queue[QueueEvent | BulltaskError]
@@ -121,15 +114,15 @@ def _details(event: QueueEvent) -> dict[str, Any]:
     return {name: value for name, value in details.items() if value is not None}
 
 
-def _at(event: QueueEvent) -> datetime | None:
+def _at_ms(event: QueueEvent) -> int | None:
     ms = event.id.partition("-")[0]
-    return time_of(int(ms)) if ms.isdecimal() else None
+    return int(ms) if ms.isdecimal() else None
 
 
 def _line(event: QueueEvent) -> str:
-    job_id = in_one_line(getattr(event, "job_id", ""))
+    texts = map(in_one_line, (event.queue, _kind(event), getattr(event, "job_id", "")))
     details = "  ".join(f"{name}={_short(value)}" for name, value in _details(event).items())
-    return f"{stamp(_at(event))}  {in_one_line(event.queue)}  {in_one_line(_kind(event))}  {job_id}  {details}".rstrip()
+    return "  ".join((stamp(time_of(_at_ms(event))), *texts, details)).rstrip()
 
 
 def _short(value: Any) -> str:
@@ -138,8 +131,7 @@ def _short(value: Any) -> str:
 
 
 def _json_line(event: QueueEvent) -> str:
-    at = _at(event)
-    head: dict[str, Any] = {"id": event.id, "at": at and at.isoformat(), "queue": event.queue, "event": _kind(event)}
+    head: dict[str, Any] = {"id": event.id, "at": iso(_at_ms(event)), "queue": event.queue, "event": _kind(event)}
     if hasattr(event, "job_id"):
         head["job_id"] = event.job_id
     text = json.dumps({**head, **_details(event)}, ensure_ascii=False, default=dict)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import click
 
 from bulltask.app import App
 from bulltask.cli.app_loader import load_app_or_broker
-from bulltask.cli.options import redis_options
+from bulltask.cli.options import queues_option, redis_options
 from bulltask.cli.terminal import echo
+from bulltask.config.parsers import parse_names
 from bulltask.jobs.clock import mono_s
 from bulltask.jobs.names import name_in_app
 from bulltask.queue.overview import find_queues, read_figures
@@ -29,15 +30,15 @@ _SCAN_S: Final = 600
 
 
 @click.command("exporter", short_help="Serve the metrics of all queues for Prometheus.")
-@redis_options
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to bind the port to.")
 @click.option("--port", type=click.IntRange(0, 65_535), default=9_809, show_default=True, help="0: any free port.")
-@click.option("-Q", "--queue", "names", help="Only these queues (separated by commas).")
 @click.option(
     "--cache", type=click.FloatRange(0), default=5.0, show_default=True, help="Read Redis at most this often (seconds)."
 )
+@queues_option
+@redis_options
 @click.pass_context
-def exporter(ctx: click.Context, /, *, host: str, port: int, names: str | None, cache: float, **options: Any) -> None:
+def exporter(ctx: click.Context, /, *, host: str, port: int, queues: str | None, cache: float, **options: Any) -> None:
     """Serve how full and how late the queues of a server are, until it is stopped.
 
     One exporter is enough for a server, and it needs no worker. It may use Redis as the role reader.
@@ -45,7 +46,7 @@ def exporter(ctx: click.Context, /, *, host: str, port: int, names: str | None, 
     from bulltask.observe.metrics import QueuesCollector, bind, serve  # noqa: PLC0415 - not on Windows, and slow
 
     app = load_app_or_broker(ctx, options)
-    reader = _Reader(app, [name.strip() for name in names.split(",")] if names else None)
+    reader = _Reader(app, None if queues is None else parse_names(queues, "-Q"))
     listener = bind(host, port)
     address, bound_port = listener.getsockname()[:2]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # process 1 of a container would ignore it
@@ -63,7 +64,7 @@ class _Reader:
         left_out: How many queues were not read, because there are too many.
     """
 
-    def __init__(self, app: App, names: list[str] | None) -> None:
+    def __init__(self, app: App, names: Sequence[str] | None) -> None:
         self._app = app
         self._names = names
         self._scanned: set[str] = set()

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from contextlib import closing
+from typing import Any
 
 import click
 
-from bulltask.cli.options import ExitCode, json_option, redis_options
-from bulltask.cli.terminal import echo, print_json
+from bulltask.cli.options import ExitCode, operator_options
+from bulltask.cli.terminal import echo, in_one_line, print_json
 from bulltask.worker.health import find_workers
-
-if TYPE_CHECKING:  # imported late, because a probe starts often
-    from bulltask.transport.workers import WorkerState
 
 __all__ = ["health"]
 
@@ -26,9 +24,7 @@ _Found = tuple[str, int, list[str]]
 @click.option("-w", "--worker", help="Only the worker with this id, or this --name.")
 @click.option("--pid", type=int, help="Only the worker whose supervisor has this process id.")
 @click.option("--redis", "by_redis", is_flag=True, help="Ask Redis (-A or -b) about workers on any machine instead.")
-@redis_options
-@json_option
-@click.pass_context
+@operator_options
 def health(
     ctx: click.Context,
     /,
@@ -69,7 +65,7 @@ def health(
     else:
         what = "alive" if is_live else "ready"
         for worker_id, _, problems in found:
-            echo(f"{worker_id}: {f'not {what}: ' if problems else what}{'; '.join(problems)}")
+            echo(f"{in_one_line(worker_id)}  {f'not {what}: ' if problems else what}{'; '.join(problems)}")
     ctx.exit(code)
 
 
@@ -80,28 +76,19 @@ def _here(is_live: bool) -> Iterator[_Found]:
 
 def _in_redis(ctx: click.Context, options: dict[str, Any], is_live: bool) -> Iterator[_Found]:
     from bulltask.cli.app_loader import load_app_or_broker  # noqa: PLC0415
-    from bulltask.queue.overview import find_queues, read_fleet  # noqa: PLC0415
-    from bulltask.transport.call import QueueKeys  # noqa: PLC0415
+    from bulltask.cli.queues import keys_of  # noqa: PLC0415
+    from bulltask.queue.overview import read_fleet  # noqa: PLC0415
 
-    app = load_app_or_broker(ctx, options)
-    try:
-        with app._broker.pool.client() as client:
-            client.connect()
-            prefix = app._config.prefix
-            names = find_queues(client, prefix, scan=False).names
-            fleet = read_fleet(client, [QueueKeys(prefix, name, name) for name in names], app._broker.clock.now_ms())
-    finally:
-        app.close()
+    with closing(load_app_or_broker(ctx, options)) as app, app._broker.pool.client() as client:
+        client.connect()
+        fleet = read_fleet(client, keys_of(app, client, None, scan=False)[0], app._broker.clock.now_ms())
     for worker_id, state in sorted(fleet.states.items()):
         if state is None or (state.is_short and not is_live):
             yield worker_id, 0 if state is None else state.pid, ["its state cannot be read"]
         else:
-            yield worker_id, state.pid, [] if is_live else _not_ready(state)
-
-
-def _not_ready(state: WorkerState) -> list[str]:
-    if state.state != "run":
-        return ["it is paused" if state.state == "paused" else "it is stopping"]
-    if any(child.state == "run" for child in state.children):
-        return []
-    return [f"none of its {state.concurrency} children runs jobs or waits for them"]
+            problem = ""
+            if state.state != "run":
+                problem = "it is paused" if state.state == "paused" else "it is stopping"
+            elif all(child.state != "run" for child in state.children):
+                problem = f"none of its {state.concurrency} children runs jobs or waits for them"
+            yield worker_id, state.pid, [problem] if problem and not is_live else []

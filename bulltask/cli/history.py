@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bulltask.cli.groups import HintGroup
-from bulltask.cli.options import job_lake_option, json_option, time_or_age
+from bulltask.cli.options import job_lake_option, json_option, queue_option, time_or_age
 from bulltask.cli.terminal import as_table, duration_text, in_one_line, print_json, stamp
 from bulltask.config.process import stop_signals
 
@@ -35,7 +35,7 @@ def history() -> None:
 
 @history.command("search", short_help="Search for finished or removed jobs.")
 @job_lake_option(required=True)
-@click.option("--queue", help="Only jobs in this queue.")
+@queue_option("Only jobs in this queue.")
 @click.option("--name", help="Only jobs with this task name.")
 @click.option(
     "--state",

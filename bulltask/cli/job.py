@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,35 +17,41 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import click
 
 from bulltask.app import App
-from bulltask.cli.app_loader import NotFoundError, load_app_or_broker
+from bulltask.cli.app_loader import NotFoundError, existing_queue, load_app_or_broker
 from bulltask.cli.groups import HintGroup
-from bulltask.cli.options import ExitCode, job_lake_option, json_option, redis_options
-from bulltask.cli.terminal import ago, as_table, duration_text, echo, in_one_line, print_json, safe, stamp, time_of
+from bulltask.cli.options import ExitCode, job_lake_option, job_queue_option, operator_options
+from bulltask.cli.terminal import ago, as_table, duration_text, echo, in_one_line, iso, print_json, safe, stamp, time_of
 from bulltask.config.config import Config
-from bulltask.jobs.errors import BrokerAuthError, BrokerError, ConfigError, InvalidNameError, JobError
+from bulltask.config.parsers import parse_names
+from bulltask.jobs.errors import BrokerError, ConfigError, InvalidNameError, JobError
 from bulltask.jobs.job import BULLTASK_KEY
 from bulltask.jobs.names import JobState, Revocation, bullmq_name, check_queue_name, name_in_app
 from bulltask.jobs.payloads import describe, is_envelope
 from bulltask.queue import Job
 from bulltask.queue.flows import FlowNode
-from bulltask.queue.overview import find_queues, registered_queues
+from bulltask.queue.overview import find_queues
 from bulltask.queue.reasons import Explanation, Reason
 from bulltask.transport.broker import scan_up_to
-from bulltask.transport.call import QueueKeys, SyncClient, command
-from bulltask.transport.scripts.queue import scan_queues, worker_queues
+from bulltask.transport.call import QueueKeys, command
+from bulltask.transport.scripts.queue import scan_queues
 
 if TYPE_CHECKING:
     from bulltask.lake.records import JobHistory
 
-__all__ = ["ambiguous", "existing_job", "job", "known_queues", "queue_of_job", "queues_with_job", "revoke"]
+__all__ = [
+    "ambiguous",
+    "chosen_queues",
+    "existing_job",
+    "job",
+    "known_queues",
+    "queue_of_job",
+    "queues_with_job",
+    "revoke",
+]
 
 
 MAX_LOG_LINES: Final = 1_000
 """How many of the newest lines of a job's log are read."""
-
-_queue_option = click.option(
-    "-q", "--queue", help="The job's queue; required if several queues have a job with this id."
-)
 
 
 @click.group(
@@ -64,12 +70,10 @@ def job() -> None:
 
 @job.command("show", short_help="Show a job by ID.")
 @click.argument("job_id", metavar="ID")
-@redis_options
 @job_lake_option(required=False)
-@click.option("--queue", help="The job's queue; required if several queues have a job with this id.")
+@job_queue_option
 @click.option("--no-redis", is_flag=True, help="Read the lake only.")
-@json_option
-@click.pass_context
+@operator_options
 def show(
     ctx: click.Context, /, *, job_id: str, lake: Path | None, queue: str | None, no_redis: bool, **options: Any
 ) -> None:
@@ -85,8 +89,7 @@ def show(
     redis_job = None if no_redis else _in_redis(load_app_or_broker(ctx, options), job_id, queue, lake)
     history = None if lake is None else _in_lake(lake, job_id, queue, redis_job)
     if redis_job is None and history is None:
-        echo(_not_found(job_id, queue, lake, searched_redis=not no_redis), err=True)
-        ctx.exit(ExitCode.NOT_FOUND)
+        raise _missing(job_id, queue, lake, in_redis=not no_redis)
     if options["as_json"]:
         print_json(_to_json(job_id, redis_job, history))
         return
@@ -134,11 +137,11 @@ def _to_json(job_id: str, redis_job: _FoundJob | None, history: JobHistory | Non
     return {"id": job_id, "queue": queue, "redis": redis_job and redis_job.to_json(), "history": to_json(history)}
 
 
-def _not_found(job_id: str, queue: str | None, lake: Path | None, *, searched_redis: bool) -> str:
-    searched = [f"Redis ({'queue ' + queue if queue else 'all queues'})"] if searched_redis else []
-    if lake is not None:
-        return f"Job {job_id!r} not found in {' or '.join([*searched, f'the lake {lake}'])}."
-    return f"Job {job_id!r} not found in {searched[0]}. To search for jobs that Redis no longer has, pass --lake."
+def _missing(job_id: str, queue: str | None, lake: Path | None = None, *, in_redis: bool = True) -> NotFoundError:
+    searched = [f"Redis ({'queue ' + queue if queue else 'all queues'})"] if in_redis else []
+    searched += [] if lake is None else [f"the lake {lake}"]
+    hint = "; 'bulltask job show ID --lake DIR' finds jobs that Redis no longer has" if lake is None else ""
+    return NotFoundError(safe(f"job {job_id!r} not found in {' or '.join(searched)}{hint}"))
 
 
 _NAME_WIDTH: Final = 11
@@ -165,10 +168,11 @@ def _page(job_id: str, redis_job: _FoundJob | None, history: JobHistory | None) 
 def _head(redis_job: _FoundJob | None, history: JobHistory | None) -> tuple[str | None, str, datetime | None]:
     """Return the job's name, its state, and the time when it entered that state."""
     if redis_job:
-        return redis_job.job.name, redis_job.state, redis_job.finished_at or redis_job.started_at or redis_job.added_at
+        job = redis_job.job
+        return job.name, redis_job.state, time_of(job.finished_ms or job.processed_ms or job.timestamp_ms)
     assert history is not None
-    if (job := history.job) is not None:
-        return job.name, job.state, job.seen_at
+    if history.job is not None:
+        return history.job.name, history.job.state, history.job.seen_at
     snapshot = history.snapshot
     name = next((event.name for event in history.events if event.name), snapshot.name if snapshot else None)
     if history.events:
@@ -180,10 +184,11 @@ def _head(redis_job: _FoundJob | None, history: JobHistory | None) -> tuple[str 
 
 def _redis_fields(redis_job: _FoundJob) -> list[tuple[str, object]]:
     job = redis_job.job
+    started, finished = time_of(job.processed_ms), time_of(job.finished_ms)
     return [
-        ("added", f"{stamp(redis_job.added_at)}{_sender(job.opts)}"),
-        ("started", redis_job.started_at and f"{stamp(redis_job.started_at)} by {job.processed_by or 'a worker'}"),
-        ("finished", redis_job.finished_at and stamp(redis_job.finished_at)),
+        ("added", f"{stamp(time_of(job.timestamp_ms))}{_sender(job.opts)}"),
+        ("started", started and f"{stamp(started)} by {job.processed_by or 'a worker'}"),
+        ("finished", finished and stamp(finished)),
         ("delay", job.delay_ms and duration_text(job.delay_ms / 1000)),
         ("priority", job.priority),
         ("attempts", f"{job.attempts_made} of {max(1, job.attempts)} made, {job.attempts_started} started"),
@@ -305,31 +310,17 @@ class _FoundJob:
         """The reasons why it does not run; none if it has finished."""
         return () if self.state in {"completed", "failed"} else self.explanation.reasons
 
-    @property
-    def added_at(self) -> datetime | None:
-        """When it was added, by its sender's clock."""
-        return time_of(self.job.timestamp_ms)
-
-    @property
-    def started_at(self) -> datetime | None:
-        """When a worker last acquired it."""
-        return time_of(self.job.processed_ms)
-
-    @property
-    def finished_at(self) -> datetime | None:
-        """When it ended."""
-        return time_of(self.job.finished_ms)
-
     def to_json(self) -> dict[str, Any]:
         """Return the job as JSON values: times in ISO 8601, durations in seconds."""
         job = self.job
-        times = {"added_at": self.added_at, "started_at": self.started_at, "finished_at": self.finished_at}
         return {
             "state": self.state,
             "name": job.name,
             "data": job.data if job.data is not None else job.data_text,
             "opts": dict(job.opts),
-            **{name: None if moment is None else moment.isoformat() for name, moment in times.items()},
+            "added_at": iso(job.timestamp_ms),
+            "started_at": iso(job.processed_ms),
+            "finished_at": iso(job.finished_ms),
             "delay": job.delay_ms / 1000,
             "priority": job.priority,
             "attempts": job.attempts,
@@ -381,11 +372,18 @@ def _search(app: App, job_id: str, known: Collection[str]) -> tuple[list[str], s
     config = app._config
     named = [config.default_queue, *known, *(task._options.queue or "" for task in app.tasks.values())]
     with app._broker.pool.client() as client:
-        in_redis = _worker_queues(client, config) | registered_queues(client, config.prefix).keys()
+        in_redis = set(find_queues(client, config.prefix, scan=False).names)
         likely = sorted({*named, *_app_names(in_redis, config)} - {""})
         if queues := _with_job(app, job_id, likely):
             return queues, set()
-        in_redis |= _scan_queues(client, config)
+        found, scanned_all = scan_up_to(client, lambda cursor: scan_queues(config.prefix, cursor), MAX_PAGES)
+    if not scanned_all:
+        echo(
+            f"Redis has more than the {MAX_PAGES * 1000:,} keys that were scanned for queue names, so there may be "
+            "more queues: choose one with --queue",
+            err=True,
+        )
+    in_redis |= found
     others = set(_app_names(in_redis, config)) - set(likely)
     return _with_job(app, job_id, sorted(others)), in_redis
 
@@ -420,6 +418,13 @@ def queue_of_job(app: App, job_id: str, queue: str | None = None, known: Collect
     return None
 
 
+def chosen_queues(app: App, names: str | None) -> list[str]:
+    """Return the queues of ``-Q``, each of which must exist, or all that Redis has."""
+    if names is None:
+        return known_queues(app)
+    return [existing_queue(app, name).name for name in parse_names(names, "-Q")]
+
+
 def known_queues(app: App) -> list[str]:
     """Return all queues that Redis has, by their names in the app."""
     with app._broker.pool.client() as client:
@@ -431,25 +436,6 @@ def _with_job(app: App, job_id: str, queues: list[str]) -> list[str]:
     with app._broker.pool.client() as client:
         found = client.run_many(calls) if calls else []
     return [queue for queue, exists in zip(queues, found, strict=True) if exists]
-
-
-def _worker_queues(client: SyncClient, config: Config) -> set[str]:
-    try:
-        return client.run(worker_queues(config.prefix))
-    except BrokerAuthError:  # CLIENT LIST is forbidden
-        return set()
-
-
-def _scan_queues(client: SyncClient, config: Config) -> set[str]:
-    """Return all queues under the prefix. Redis has no list of them, so its keys are scanned, up to a limit."""
-    queues, is_complete = scan_up_to(client, lambda cursor: scan_queues(config.prefix, cursor), MAX_PAGES)
-    if not is_complete:
-        click.echo(
-            f"Redis has more than the {MAX_PAGES * 1000:,} keys that were scanned for queue names, so there may be "
-            "more queues: choose one with --queue",
-            err=True,
-        )
-    return queues
 
 
 def _app_names(bullmq_names: Iterable[str], config: Config) -> list[str]:
@@ -475,11 +461,9 @@ _EXITS: Final = {Revocation.RUNNING: ExitCode.PENDING, Revocation.UNKNOWN: ExitC
 
 @job.command("revoke", short_help="Prevent jobs from running, or cancel running jobs.")
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
-@redis_options
-@_queue_option
+@job_queue_option
 @click.option("--terminate", is_flag=True, help="Also cancel jobs that are running.")
-@json_option
-@click.pass_context
+@operator_options
 def revoke(ctx: click.Context, /, *, job_ids: tuple[str, ...], terminate: bool, **options: Any) -> None:
     """Revoke jobs by ID, so that they do not run and are not retried.
 
@@ -501,11 +485,9 @@ def revoke(ctx: click.Context, /, *, job_ids: tuple[str, ...], terminate: bool, 
 
 @job.command("retry", short_help="Move failed or completed jobs back to waiting.")
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
-@redis_options
-@_queue_option
+@job_queue_option
 @click.option("--reset-attempts", is_flag=True, help="Start counting attempts again, as for a new job.")
-@json_option
-@click.pass_context
+@operator_options
 def retry(ctx: click.Context, /, *, job_ids: tuple[str, ...], reset_attempts: bool, **options: Any) -> None:
     """Move finished jobs back to waiting.
 
@@ -523,10 +505,8 @@ def retry(ctx: click.Context, /, *, job_ids: tuple[str, ...], reset_attempts: bo
 
 @job.command("promote", short_help="Move delayed jobs to waiting.")
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
-@redis_options
-@_queue_option
-@json_option
-@click.pass_context
+@job_queue_option
+@operator_options
 def promote(ctx: click.Context, /, *, job_ids: tuple[str, ...], **options: Any) -> None:
     """Move delayed jobs to waiting, so that they can run now.
 
@@ -537,11 +517,9 @@ def promote(ctx: click.Context, /, *, job_ids: tuple[str, ...], **options: Any) 
 
 @job.command("remove", short_help="Remove jobs.")
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
-@redis_options
-@_queue_option
+@job_queue_option
 @click.option("--children/--no-children", default=True, help="Also remove their child jobs (default: yes).")
-@json_option
-@click.pass_context
+@operator_options
 def remove(ctx: click.Context, /, *, job_ids: tuple[str, ...], children: bool, **options: Any) -> None:
     """Remove jobs in any state but active.
 
@@ -588,15 +566,12 @@ def _for_each(
 ) -> NoReturn:
     """Find and change each job, print the outcomes, and exit."""
     outcomes: list[_Outcome] = []
-    app = load_app_or_broker(ctx, options)
-    try:
+    with closing(load_app_or_broker(ctx, options)) as app:
         for job_id in job_ids:
             outcome = _try_one(app, job_id, options["queue"], change_one)
             outcomes.append(outcome)
             if not options["as_json"]:
                 echo(f"{in_one_line(job_id)}  {outcome.message}", err=outcome.code is ExitCode.ERROR)
-    finally:
-        app.close()
     if options["as_json"]:
         print_json({"jobs": [outcome.to_json() for outcome in outcomes]})
     ctx.exit(min({outcome.code for outcome in outcomes} - {ExitCode.DONE}, default=ExitCode.DONE))
@@ -614,22 +589,17 @@ def _try_one(
 
 @job.command("logs", short_help="Print a job's log.")
 @click.argument("job_id", metavar="ID")
-@redis_options
-@_queue_option
+@job_queue_option
 @click.option("-n", "--lines", type=click.IntRange(min=1), default=MAX_LOG_LINES, help="How many of the newest lines.")
-@json_option
-@click.pass_context
+@operator_options
 def logs(ctx: click.Context, /, *, job_id: str, lines: int, **options: Any) -> None:
     """Print the newest lines of a job's log.
 
     Exit codes: 0 (done), 1 (an error), 4 (the job does not exist).
     """
-    app = load_app_or_broker(ctx, options)
-    try:
+    with closing(load_app_or_broker(ctx, options)) as app:
         found = existing_job(app, job_id, options["queue"])
         stored = found.get_logs(0, lines - 1, asc=False)
-    finally:
-        app.close()
     texts = list(reversed(stored.lines))
     if options["as_json"]:
         print_json({"id": found.id, "queue": found.queue, "lines": texts, "total": stored.count})
@@ -645,14 +615,13 @@ def existing_job(app: App, job_id: str, queue: str | None) -> Job:
     name = queue_of_job(app, job_id, queue)
     found = None if name is None else app.queue(name).get_job(job_id)
     if found is None:
-        raise NotFoundError(_not_found(job_id, queue, None, searched_redis=True))
+        raise _missing(job_id, queue)
     return found
 
 
 @job.command("tree", short_help="Show a flow: a job, its child jobs and theirs, with their states.")
 @click.argument("job_id", metavar="ID")
-@redis_options
-@_queue_option
+@job_queue_option
 @click.option("--depth", type=click.IntRange(min=1), default=10, help="Number of levels (default: 10).")
 @click.option(
     "--max-children",
@@ -660,22 +629,18 @@ def existing_job(app: App, job_id: str, queue: str | None) -> Job:
     default=20,
     help="How many child jobs of each kind (completed, failed …) are shown for a job (default: 20).",
 )
-@json_option
-@click.pass_context
+@operator_options
 def tree(ctx: click.Context, /, *, job_id: str, depth: int, max_children: int, **options: Any) -> None:
     """Show a flow from the job ID downwards, with the state of each job.
 
     Exit codes: 0 (done), 1 (an error), 4 (the job does not exist).
     """
-    app = load_app_or_broker(ctx, options)
-    try:
+    with closing(load_app_or_broker(ctx, options)) as app:
         root = existing_job(app, job_id, options["queue"])
         flow = app.flows().get_flow(root.queue, root.id, depth, max_children)
         if flow is None:
-            raise NotFoundError(_not_found(job_id, root.queue, None, searched_redis=True))
+            raise _missing(job_id, root.queue)
         document = _tree(flow)
-    finally:
-        app.close()
     if options["as_json"]:
         print_json(document)
     else:

@@ -8,10 +8,10 @@ the meantime is left alone.
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
@@ -21,9 +21,25 @@ import click
 
 from bulltask.app import App
 from bulltask.cli.app_loader import existing_queue, load_app_or_broker
-from bulltask.cli.job import known_queues
-from bulltask.cli.options import ExitCode, duration_option, json_option, redis_options
-from bulltask.cli.terminal import ago, as_table, echo, in_one_line, print_json, progress_bar, stamp, time_of
+from bulltask.cli.job import chosen_queues
+from bulltask.cli.options import (
+    ExitCode,
+    confirmation_options,
+    duration_option,
+    operator_options,
+    queues_option,
+)
+from bulltask.cli.terminal import (
+    ago,
+    as_table,
+    check_can_ask,
+    echo,
+    in_one_line,
+    iso,
+    print_json,
+    progress_bar,
+    time_of,
+)
 from bulltask.config.urls import redact_secrets
 from bulltask.jobs.errors import BulltaskError, ConfigError, JobError
 from bulltask.jobs.failure_reasons import error_fingerprint
@@ -48,7 +64,6 @@ _MAX_ERRORS: Final = 20
 
 @click.command("jobs", short_help="List, retry, promote, remove or revoke a queue's jobs by a filter.")
 @click.argument("queue", metavar="QUEUE")
-@redis_options
 @click.option(
     "--state",
     "states",
@@ -73,10 +88,8 @@ _MAX_ERRORS: Final = 20
 @click.option("--remove", is_flag=True, help="Remove the jobs and their child jobs; needs --state.")
 @click.option("--revoke", is_flag=True, help="Prevent the jobs from running.")
 @click.option("--terminate", is_flag=True, help="With --revoke: cancel running jobs, too.")
-@click.option("--dry-run", is_flag=True, help="Only count the jobs that would be changed.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
-@json_option
-@click.pass_context
+@confirmation_options
+@operator_options
 def jobs(ctx: click.Context, /, *, queue: str, **options: Any) -> None:
     """List the jobs of QUEUE, or change all jobs that match: add --retry, --promote, --remove or --revoke.
 
@@ -92,17 +105,14 @@ def jobs(ctx: click.Context, /, *, queue: str, **options: Any) -> None:
     action = actions[0] if actions else None
     if options["terminate"] and action is not Action.REVOKE:
         raise click.UsageError("--terminate needs --revoke")
-    if action and not (options["yes"] or options["dry_run"] or sys.stdin.isatty()):
-        raise click.UsageError(f"--{action} asks for confirmation: pass --yes, or --dry-run to count the jobs")
-    app = load_app_or_broker(ctx, options)
-    try:
+    if action:
+        check_can_ask(f"--{action}", options)
+    with closing(load_app_or_broker(ctx, options)) as app:
         found = existing_queue(app, queue)
         if action is None:
             _list(found, options)
         else:
             ctx.exit(_Change(app, found, action, options).run())
-    finally:
-        app.close()
 
 
 def _filter(queue: Queue, action: Action | None, options: dict[str, Any]) -> JobFilter:
@@ -171,30 +181,31 @@ def _state_name(state: str) -> str:
     return "waiting" if state == "wait" else state
 
 
+def _ago(ms: int, now: datetime) -> str:
+    moment = time_of(ms)
+    return "-" if moment is None else ago(moment, now)
+
+
 def _row(job: Job, state: str, now: datetime) -> Sequence[str]:
-    since = (
-        time_of(job.finished_ms)
-        or time_of(job.processed_ms if state == "active" else None)
-        or time_of(job.timestamp_ms)
-    )
+    since_ms = job.finished_ms or (job.processed_ms if state == "active" else None) or job.timestamp_ms
     return (
         in_one_line(job.id),
         in_one_line(job.name),
         _state_name(state),
-        "-" if since is None else ago(since, now),
+        _ago(since_ms, now),
         f"{job.attempts_made}/{max(1, job.attempts)}",
         in_one_line(redact_secrets(job.failed_reason or ""), _MAX_REASON),
     )
 
 
 def _to_json(job: Job, state: str) -> dict[str, Any]:
-    times = {"added_at": job.timestamp_ms, "started_at": job.processed_ms, "finished_at": job.finished_ms}
-    moments = {name: time_of(ms) for name, ms in times.items()}
     return {
         "id": job.id,
         "task": job.name,
         "state": _state_name(state),
-        **{name: None if moment is None else moment.isoformat() for name, moment in moments.items()},
+        "added_at": iso(job.timestamp_ms),
+        "started_at": iso(job.processed_ms),
+        "finished_at": iso(job.finished_ms),
         "attempts_made": job.attempts_made,
         "attempts": max(1, job.attempts),
         "failed_reason": job.failed_reason and redact_secrets(job.failed_reason),
@@ -328,22 +339,20 @@ class _Group:
         return error if not self.type or error.startswith(self.type) else f"{self.type}: {error}"
 
     def to_json(self) -> dict[str, Any]:
-        first, last = time_of(self.first_ms), time_of(self.last_ms)
         return {
             "queue": self.queue,
             "task": self.task,
             "type": self.type or None,
             "error": self.error,
             "count": self.count,
-            "first": first and first.isoformat(),
-            "last": last and last.isoformat(),
+            "first": iso(self.first_ms),
+            "last": iso(self.last_ms),
             "example": {"id": self.example, "error": self.example_error},
         }
 
 
 @click.command("failures", short_help="Group failed jobs by task and error.")
-@click.argument("queues", metavar="[QUEUE]...", nargs=-1)
-@redis_options
+@queues_option
 @duration_option("--since", text="Only jobs that failed since then: 90, 10s, 15m, 12h or 7d (default: all).")
 @click.option("--task", metavar="NAME", help="Only jobs of this task.")
 @click.option("--error", metavar="TEXT", help="Only jobs that failed with a reason that contains TEXT.")
@@ -355,30 +364,27 @@ class _Group:
     metavar="N",
     help="Maximum number of failed jobs to read from each queue (default: 1,000,000).",
 )
-@json_option
-@click.pass_context
-def failures(ctx: click.Context, /, *, queues: tuple[str, ...], **options: Any) -> None:
-    """Group the failed jobs in QUEUEs, by default of all queues, by task and error, most frequent first.
+@operator_options
+def failures(ctx: click.Context, /, *, queues: str | None, **options: Any) -> None:
+    """Group the failed jobs of queues by task and error, most frequent first.
 
     Quoted text and numbers are replaced by # where errors differ, and secrets by ***. Failed jobs that Redis no longer
     has are not counted: see 'bulltask pipeline report'.
 
     Exit codes: 0 (done), 1 (an error), 4 (there is no such queue).
     """
-    app = load_app_or_broker(ctx, options)
-    try:
-        names = [existing_queue(app, name).name for name in queues] or known_queues(app)
+    with closing(load_app_or_broker(ctx, options)) as app:
+        names = chosen_queues(app, queues)
         groups, scanned, total = group_failures(app, names, options)
-    finally:
-        app.close()
     found = sum(group.count for group in groups)
     if options["as_json"]:
         document = [group.to_json() for group in groups[: options["limit"]]]
         print_json({"failures": document, "groups": len(groups), "jobs": found, "scanned": scanned, "total": total})
         return
     if groups:
-        head = ("count", "queue", "task", "first (UTC)", "last (UTC)", "error", "example")
-        echo(as_table(head, [_group_row(group) for group in groups[: options["limit"]]]))
+        head = ("count", "queue", "task", "first", "last", "error", "example")
+        now = datetime.now(UTC)
+        echo(as_table(head, [_group_row(group, now) for group in groups[: options["limit"]]]))
     counted = f"{pluralize(found, 'failed job')} in {pluralize(len(groups), 'group')}"
     echo(f"{counted}; scanned {scanned:,} of {total:,}, in {pluralize(len(names), 'queue')}", err=True)
 
@@ -447,7 +453,7 @@ def _add(groups: dict[tuple[str, str, str, str], _Group], queue: str, kind: str,
     group.first_ms, group.last_ms = min(group.first_ms, match.since_ms), max(group.last_ms, match.since_ms)
 
 
-def _group_row(group: _Group) -> Sequence[str]:
-    first, last = (stamp(time_of(ms)).partition(".")[0] for ms in (group.first_ms, group.last_ms))
+def _group_row(group: _Group, now: datetime) -> Sequence[str]:
+    first, last = (_ago(ms, now) for ms in (group.first_ms, group.last_ms))
     names = map(in_one_line, (group.queue, group.task))
     return (f"{group.count:,}", *names, first, last, in_one_line(group.text, _MAX_REASON), in_one_line(group.example))

@@ -21,14 +21,19 @@ __all__ = [
     "app_options",
     "broker_option",
     "config_option",
+    "confirmation_options",
     "day",
     "days",
     "duration_option",
     "job_lake_option",
+    "job_queue_option",
     "json_argument",
     "json_option",
     "lake_option",
     "moment",
+    "operator_options",
+    "queue_option",
+    "queues_option",
     "redis_options",
     "seconds",
     "time_or_age",
@@ -133,9 +138,9 @@ def redis_options(function: F) -> F:
     )
 
 
-def duration_option(*names: str, text: str) -> Callable[[F], F]:
+def duration_option(*names: str, text: str, default: str | None = None) -> Callable[[F], F]:
     """Add an option with a duration; its argument is ``None``, or seconds."""
-    return click.option(*names, type=seconds, metavar="DURATION", help=text)
+    return click.option(*names, type=seconds, default=default, metavar="DURATION", help=text)
 
 
 def json_argument(text: str | None, option: str, default: Any) -> Any:
@@ -151,6 +156,29 @@ def json_argument(text: str | None, option: str, default: Any) -> Any:
 def json_option(function: F) -> F:
     """Add ``--json``, the argument ``as_json``; :func:`bulltask.cli.terminal.print_json` prints the document."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")(function)
+
+
+def operator_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Pass the context, and add ``--json`` and ``redis_options``: the last decorator, so its options come last."""
+    return json_option(redis_options(click.pass_context(function)))
+
+
+def queue_option(text: str) -> Callable[[F], F]:
+    """Add ``-Q``, the name of a queue."""
+    return click.option("-Q", "--queue", help=text)
+
+
+job_queue_option: Final = queue_option("The job's queue; required if several queues have a job with this ID.")
+
+queues_option: Final = click.option(
+    "-Q", "--queues", help="Only these queues, comma-separated (default: all of the server)."
+)
+
+
+def confirmation_options(function: F) -> F:
+    """Add ``--dry-run`` and ``--yes``, which :func:`bulltask.cli.terminal.check_can_ask` reads."""
+    dry_run = click.option("--dry-run", is_flag=True, help="Only count the jobs.")
+    return dry_run(click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")(function))
 
 
 def lake_option(function: F) -> F:

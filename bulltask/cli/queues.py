@@ -4,68 +4,57 @@ from __future__ import annotations
 
 import getpass
 import socket
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any, Final
 
 import click
 
 from bulltask.app import App
 from bulltask.cli.app_loader import existing_queue, load_app_or_broker
 from bulltask.cli.groups import HintGroup
-from bulltask.cli.options import duration_option, json_option, redis_options
-from bulltask.cli.terminal import as_table, duration_text, echo, in_one_line, print_json
-from bulltask.config.parsers import rate_limits
+from bulltask.cli.options import confirmation_options, duration_option, operator_options, queues_option
+from bulltask.cli.terminal import as_table, check_can_ask, duration_text, echo, in_one_line, iso, print_json
+from bulltask.config.parsers import parse_names, rate_limits
 from bulltask.jobs.errors import BulltaskError
 from bulltask.jobs.names import EVERY_QUEUE, name_in_app
 from bulltask.lake.formatting import pluralize
 from bulltask.queue import Queue
-from bulltask.queue.overview import MAX_PAGES, FoundQueues, QueueOverview, find_queues, read_overview
-from bulltask.transport.call import QueueKeys
+from bulltask.queue.overview import MAX_PAGES, QueueOverview, find_queues, read_overview
+from bulltask.transport.call import QueueKeys, SyncClient
 from bulltask.transport.scripts.queue import QueueFigures, count_by_score
 
-__all__ = ["queue", "queues"]
-
-F = TypeVar("F", bound=Callable[..., Any])
+__all__ = ["keys_of", "queue", "queues"]
 
 
 @click.command("queues", short_help="List the queues, and how full they are.")
-@redis_options
-@click.option("-Q", "--queues", "names", help="Only these queues (separated by commas).")
-@json_option
-@click.pass_context
-def queues(ctx: click.Context, /, *, names: str | None, **options: Any) -> None:
+@queues_option
+@operator_options
+def queues(ctx: click.Context, /, **options: Any) -> None:
     """List the queues of the server: the app's, those that bulltask has used, and those that only Node.js uses.
 
     'oldest' is for how long the oldest job has been waiting that could run. 'in' and 'out' are the jobs that were
     added, and that have completed or failed, in the last minute (less if there were many events). '?' cannot be known.
     """
-    app = load_app_or_broker(ctx, options)
-    try:
-        with app._broker.pool.client() as client:
-            client.connect()
-            config = app._config
-            if names is None:
-                found = find_queues(client, config.prefix, [app._broker.keys(queue).name for queue in _of_app(app)])
-                keys = [
-                    QueueKeys(config.prefix, name, name_in_app(name, hash_tag=config.queue_hash_tag))
-                    for name in found.names
-                ]
-            else:
-                keys = [app._broker.keys(name.strip()) for name in names.split(",")]
-                found = FoundQueues((), scanned_all=True)
-            now_ms = app._broker.clock.now_ms()
-            overview = read_overview(client, keys, now_ms)
-    finally:
-        app.close()
+    with closing(load_app_or_broker(ctx, options)) as app, app._broker.pool.client() as client:
+        client.connect()
+        # The queues that the app names, without importing its tasks.
+        named = {*(task._options.queue or "" for task in app.tasks.values()), *(app._config.queues or ())} - {""}
+        keys, scanned_all = keys_of(app, client, options["queues"], named)
+        now_ms = app._broker.clock.now_ms()
+        overview = read_overview(client, keys, now_ms)
     if options["as_json"]:
         rows = [_to_json(queue) for queue in overview]
-        print_json({"at": _iso(now_ms), "queues": rows, "scanned_all": found.scanned_all})
+        print_json({"at": iso(now_ms), "queues": rows, "scanned_all": scanned_all})
         return
-    echo(_table(overview, now_ms) if overview else "No queues.")
-    if not found.scanned_all:
+    if overview:
+        echo(as_table(_HEAD, [_row(queue, now_ms) for queue in overview]))
+    else:
+        echo(
+            f"No queues: no job was sent to {app._broker.endpoint.safe_url} with prefix {app._config.prefix!r}",
+            err=True,
+        )
+    if not scanned_all:
         echo(
             f"Redis has more than the {MAX_PAGES * 1000:,} keys that were scanned: queues that only Node.js uses, and "
             "that have no worker now, may be missing.",
@@ -73,17 +62,19 @@ def queues(ctx: click.Context, /, *, names: str | None, **options: Any) -> None:
         )
 
 
-def _of_app(app: App) -> set[str]:
-    """Return the queues that the app names, without importing its tasks."""
-    named = {task._options.queue for task in app.tasks.values() if task._options.queue}
-    return {*named, *(app._config.queues or ())}
+def keys_of(
+    app: App, client: SyncClient, names: str | None, known: Iterable[str] = (), *, scan: bool = True
+) -> tuple[list[QueueKeys], bool]:
+    """Return the queues of ``-Q``, or else ``known`` and those of the server, and whether all its keys were scanned."""
+    if names is not None:
+        return [app._broker.keys(name) for name in parse_names(names, "-Q")], True
+    config = app._config
+    found = find_queues(client, config.prefix, [app._broker.keys(name).name for name in known], scan=scan)
+    keys = [QueueKeys(config.prefix, name, name_in_app(name, hash_tag=config.queue_hash_tag)) for name in found.names]
+    return keys, found.scanned_all
 
 
 _HEAD: Final = ("queue", "waiting", "oldest", "active", "delayed", "failed", "completed", "in", "out", "workers", "")
-
-
-def _table(overview: Sequence[QueueOverview], now_ms: int) -> str:
-    return as_table(_HEAD, [_row(queue, now_ms) for queue in overview])
 
 
 def _row(queue: QueueOverview, now_ms: int) -> tuple[str, ...]:
@@ -155,17 +146,10 @@ def _to_json(queue: QueueOverview) -> dict[str, Any]:
         "rate_window": None if window_ms is None else window_ms / 1000,
         "paused": figures.is_paused,
         "paused_by": None if pause is None else pause.by,
-        "paused_at": None if pause is None else _iso(pause.at_ms),
+        "paused_at": None if pause is None else iso(pause.at_ms),
         "concurrency": figures.concurrency,
         "rate_limit": _rate_limit(figures),
     }
-
-
-def _iso(ms: int) -> str | None:
-    try:
-        return datetime.fromtimestamp(ms / 1000, UTC).isoformat()
-    except (OverflowError, ValueError, OSError):  # another client may have written anything
-        return None
 
 
 @click.group("queue", cls=HintGroup, short_help="Pause, resume, empty or limit a queue.")
@@ -178,24 +162,10 @@ def queue() -> None:
     """
 
 
-def _queue_command(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the argument and the options of all commands."""
-    return click.argument("name", metavar="QUEUE")(redis_options(json_option(click.pass_context(function))))
-
-
-def _removing(function: F) -> F:
-    """Add the options of commands that remove jobs."""
-    dry_run = click.option("--dry-run", is_flag=True, help="Only count the jobs that would be removed.")
-    return dry_run(click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")(function))
-
-
 @contextmanager
 def _existing(ctx: click.Context, name: str, options: dict[str, Any]) -> Iterator[Queue]:
-    app = load_app_or_broker(ctx, options)
-    try:
+    with closing(load_app_or_broker(ctx, options)) as app:
         yield existing_queue(app, name)
-    finally:
-        app.close()
 
 
 def _figures(queue: Queue) -> QueueFigures:
@@ -234,8 +204,9 @@ def _rate_limit(figures: QueueFigures) -> dict[str, Any] | None:
 
 
 @queue.command("pause", short_help="Let workers acquire no more jobs.")
-@_queue_command
+@click.argument("name", metavar="QUEUE")
 @click.option("--by", help="Who pauses it, for 'bulltask queues' and 'bulltask why' (default: you and this host).")
+@operator_options
 def pause(ctx: click.Context, /, *, name: str, by: str | None, **options: Any) -> None:
     """Let the workers of QUEUE acquire no more jobs; running jobs continue."""
     with _existing(ctx, name, options) as queue:
@@ -246,7 +217,8 @@ def pause(ctx: click.Context, /, *, name: str, by: str | None, **options: Any) -
 
 
 @queue.command("resume", short_help="Let workers acquire jobs again.")
-@_queue_command
+@click.argument("name", metavar="QUEUE")
+@operator_options
 def resume(ctx: click.Context, /, *, name: str, **options: Any) -> None:
     """End a pause of QUEUE, whichever client has paused it."""
     with _existing(ctx, name, options) as queue:
@@ -255,9 +227,10 @@ def resume(ctx: click.Context, /, *, name: str, **options: Any) -> None:
 
 
 @queue.command("drain", short_help="Remove all jobs that wait.")
-@_queue_command
+@click.argument("name", metavar="QUEUE")
 @click.option("--delayed", is_flag=True, help="Remove delayed jobs, too.")
-@_removing
+@confirmation_options
+@operator_options
 def drain(ctx: click.Context, /, *, name: str, delayed: bool, **options: Any) -> None:
     """Remove all waiting jobs of QUEUE, with or without a priority.
 
@@ -275,11 +248,12 @@ _CLEANED: Final = ("completed", "failed", "waiting", "paused", "prioritized", "d
 
 
 @queue.command("clean", short_help="Remove old jobs of one state.")
-@_queue_command
+@click.argument("name", metavar="QUEUE")
 @click.option("--state", type=click.Choice(_CLEANED), default="completed", show_default=True)
 @duration_option("--older-than", text="Only jobs that finished, or were added, longer ago: 90, 10s, 15m, 12h or 7d.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Maximum number of jobs (default: all).")
-@_removing
+@confirmation_options
+@operator_options
 def clean(
     ctx: click.Context, /, *, name: str, state: str, older_than: float | None, limit: int | None, **options: Any
 ) -> None:
@@ -304,9 +278,10 @@ def _cleanable(queue: Queue, state: str, grace: float) -> int:
 
 
 @queue.command("obliterate", short_help="Remove a queue with all its jobs.")
-@_queue_command
+@click.argument("name", metavar="QUEUE")
 @click.option("--force", is_flag=True, help="Even if jobs are running.")
-@_removing
+@confirmation_options
+@operator_options
 def obliterate(ctx: click.Context, /, *, name: str, force: bool, **options: Any) -> None:
     """Pause QUEUE and remove it with all its jobs, schedules and events. This cannot be undone."""
     with _existing(ctx, name, options) as queue:
@@ -326,23 +301,20 @@ def _remove(
     if options["dry_run"]:
         _report(ctx, queue, options, f"Would remove {what}. Nothing was changed.", jobs)
         return
+    check_can_ask(f"'queue {ctx.info_name}'", options)
     if not options["yes"]:
-        if not sys.stdin.isatty():
-            raise click.UsageError(
-                f"'queue {ctx.info_name}' asks for confirmation: pass --yes, or --dry-run to count the jobs"
-            )
         click.confirm(f"Remove {what}?", abort=True, err=True)
     removed = remove()
-    if removed is None:
-        _report(ctx, queue, options, f"Removed {what}", jobs)
-    else:
-        _report(ctx, queue, options, f"Removed {pluralize(removed, 'job')} of queue {in_one_line(queue.name)}", removed)
+    if removed is not None:
+        what, jobs = f"{pluralize(removed, 'job')} of queue {in_one_line(queue.name)}", removed
+    _report(ctx, queue, options, f"Removed {what}", jobs)
 
 
 @queue.command("limit", short_help="Set the rate limit of a queue.")
-@_queue_command
+@click.argument("name", metavar="QUEUE")
 @click.argument("rate", required=False)
 @click.option("--remove", is_flag=True, help="Remove the limit.")
+@operator_options
 def limit(ctx: click.Context, /, *, name: str, rate: str | None, remove: bool, **options: Any) -> None:
     """Show or set how many jobs of QUEUE all workers together acquire: RATE is like 100/m, 10/s or 5/30s."""
     if rate is not None and remove:
@@ -356,21 +328,19 @@ def limit(ctx: click.Context, /, *, name: str, rate: str | None, remove: bool, *
         elif remove:
             queue.remove_global_rate_limit()
         figures = _figures(queue)
-        _report(ctx, queue, options, f"Queue {in_one_line(name)}: {_limit_text(figures, queue)}")
-
-
-def _limit_text(figures: QueueFigures, queue: Queue) -> str:
-    if figures.max is None or figures.duration_ms is None:
-        return "no rate limit"
-    left = queue.get_rate_limit_ttl()
-    reached = f"; reached, free in {duration_text(left)}" if left else ""
-    return f"{pluralize(figures.max, 'job')} per {duration_text(figures.duration_ms / 1000)}{reached}"
+        text = "no rate limit"
+        if figures.max is not None and figures.duration_ms is not None:
+            left = queue.get_rate_limit_ttl()
+            reached = f"; reached, free in {duration_text(left)}" if left else ""
+            text = f"{pluralize(figures.max, 'job')} per {duration_text(figures.duration_ms / 1000)}{reached}"
+        _report(ctx, queue, options, f"Queue {in_one_line(name)}: {text}")
 
 
 @queue.command("concurrency", short_help="Set how many jobs of a queue may run.")
-@_queue_command
+@click.argument("name", metavar="QUEUE")
 @click.argument("number", type=click.IntRange(min=1), required=False)
 @click.option("--remove", is_flag=True, help="Remove the limit.")
+@operator_options
 def concurrency(ctx: click.Context, /, *, name: str, number: int | None, remove: bool, **options: Any) -> None:
     """Show or set how many jobs of QUEUE may run at a time in all workers together."""
     if number is not None and remove:

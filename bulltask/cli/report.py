@@ -6,6 +6,7 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import IO, Any, Final
@@ -16,7 +17,7 @@ from bulltask.app import App
 from bulltask.cli.app_loader import load_app_or_broker
 from bulltask.cli.job import known_queues
 from bulltask.cli.jobs import group_failures
-from bulltask.cli.options import json_option, redis_options
+from bulltask.cli.options import operator_options
 from bulltask.cli.terminal import as_table, in_one_line, safe, stamp, time_of
 from bulltask.config.config import SETTINGS
 from bulltask.config.urls import redact_secrets
@@ -45,10 +46,8 @@ _MAX_FAILED: Final = 10_000
 
 
 @click.command("report", short_help="Collect what a ticket needs, without secrets.")
-@redis_options
 @click.option("-o", "--output", type=click.File("w", "utf-8", lazy=True), help="Write to this file.")
-@json_option
-@click.pass_context
+@operator_options
 def report(ctx: click.Context, /, *, output: IO[str] | None, as_json: bool, **options: Any) -> None:
     """Print versions, changed settings, Redis' state, queues, workers, outboxes, and the most frequent failures.
 
@@ -57,11 +56,8 @@ def report(ctx: click.Context, /, *, output: IO[str] | None, as_json: bool, **op
 
     What Redis does not permit, or cannot answer, is listed. Exit codes: 0 (done), 1 (an error).
     """
-    app = load_app_or_broker(ctx, options)
-    try:
+    with closing(load_app_or_broker(ctx, options)) as app:
         document = _without_secrets(_collect(app))
-    finally:
-        app.close()
     click.echo(json_text(document) if as_json else "\n".join(_text(document)), file=output)
 
 

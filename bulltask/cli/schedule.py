@@ -6,6 +6,7 @@ There is no ``pause``: BullMQ has no paused schedulers, and workers of Node.js w
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -13,9 +14,16 @@ import click
 
 from bulltask.cli.app_loader import NotFoundError, existing_queue, load_app_or_broker
 from bulltask.cli.groups import HintGroup
-from bulltask.cli.job import known_queues
-from bulltask.cli.options import ExitCode, duration_option, json_argument, json_option, moment, redis_options
-from bulltask.cli.terminal import ago, as_table, duration_text, echo, in_one_line, print_json, stamp, time_of
+from bulltask.cli.job import chosen_queues
+from bulltask.cli.options import (
+    ExitCode,
+    duration_option,
+    json_argument,
+    moment,
+    operator_options,
+    queues_option,
+)
+from bulltask.cli.terminal import ago, as_table, duration_text, echo, in_one_line, iso, print_json, stamp, time_of
 from bulltask.jobs.schedules import Scheduler
 from bulltask.lake.formatting import pluralize
 from bulltask.queue import Queue
@@ -42,22 +50,17 @@ def schedule() -> None:
 
 
 @schedule.command("list", short_help="List schedules, the next one first.")
-@click.argument("queues", metavar="[QUEUE]...", nargs=-1)
-@redis_options
-@json_option
-@click.pass_context
-def list_command(ctx: click.Context, /, *, queues: tuple[str, ...], **options: Any) -> None:
-    """List the schedules of QUEUEs, by default of all queues, up to 1,000 of each queue.
+@queues_option
+@operator_options
+def list_command(ctx: click.Context, /, *, queues: str | None, **options: Any) -> None:
+    """List the schedules of queues, up to 1,000 of each queue.
 
     Exit codes: 0 (done), 1 (an error), 4 (there is no such queue).
     """
-    app = load_app_or_broker(ctx, options)
-    try:
-        found = [existing_queue(app, name) for name in queues] or [app.queue(name) for name in known_queues(app)]
+    with closing(load_app_or_broker(ctx, options)) as app:
+        found = [app.queue(name) for name in chosen_queues(app, queues)]
         rows = [(queue.name, item) for queue in found for item in queue.schedulers.list(0, _MAX_LISTED - 1, asc=True)]
         total = sum(queue.schedulers.count() for queue in found)
-    finally:
-        app.close()
     rows.sort(key=lambda row: row[1].next_ms)
     if options["as_json"]:
         print_json({"schedules": [_to_json(queue, item) for queue, item in rows]})
@@ -73,21 +76,16 @@ def list_command(ctx: click.Context, /, *, queues: tuple[str, ...], **options: A
 @schedule.command("show", short_help="Show a schedule and its last jobs.")
 @click.argument("queue", metavar="QUEUE")
 @click.argument("scheduler_id", metavar="ID")
-@redis_options
-@json_option
-@click.pass_context
+@operator_options
 def show(ctx: click.Context, /, *, queue: str, scheduler_id: str, **options: Any) -> None:
     """Show the schedule ID of QUEUE, and its last jobs among the newest 1,000 finished ones of the queue.
 
     Exit codes: 0 (done), 1 (an error), 4 (there is no such schedule).
     """
-    app = load_app_or_broker(ctx, options)
-    try:
+    with closing(load_app_or_broker(ctx, options)) as app:
         found = existing_queue(app, queue)
         item = _existing(found, scheduler_id)
         last = _last_jobs(found, scheduler_id)
-    finally:
-        app.close()
     if options["as_json"]:
         print_json({**_to_json(found.name, item), "last_jobs": [_job_to_json(job) for job in last]})
         return
@@ -116,7 +114,6 @@ def show(ctx: click.Context, /, *, queue: str, scheduler_id: str, **options: Any
 @schedule.command("add", short_help="Create or update a schedule.")
 @click.argument("queue", metavar="QUEUE")
 @click.argument("scheduler_id", metavar="ID")
-@redis_options
 @duration_option("--every", text="Time between jobs: 90, 10s, 15m, 12h or 7d.")
 @click.option("--cron", metavar="PATTERN", help="A cron pattern with 5 fields, or 6 with seconds: '0 3 * * mon-fri'.")
 @click.option("--tz", metavar="ZONE", help="The pattern's time zone (default: the setting timezone, or UTC).")
@@ -127,8 +124,7 @@ def show(ctx: click.Context, /, *, queue: str, scheduler_id: str, **options: Any
 @click.option("--start", type=moment, metavar="TIME", help="No job runs before this time: 2026-11-22T14:00, in UTC.")
 @click.option("--end", type=moment, metavar="TIME", help="No job runs after this time.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Maximum number of jobs.")
-@json_option
-@click.pass_context
+@operator_options
 def add(ctx: click.Context, /, *, queue: str, scheduler_id: str, **options: Any) -> None:
     """Create the schedule ID in QUEUE, or update it.
 
@@ -137,14 +133,11 @@ def add(ctx: click.Context, /, *, queue: str, scheduler_id: str, **options: Any)
     if (options["every"] is None) == (options["cron"] is None):
         raise click.UsageError("pass either --every or --cron")
     rule = {name: options[name] for name in ("every", "cron", "tz", "start", "end", "limit")}
-    app = load_app_or_broker(ctx, options)
-    try:
+    with closing(load_app_or_broker(ctx, options)) as app:
         found = app.queue(queue)
         item = found.schedulers.upsert(
             scheduler_id, name=options["task"], data=json_argument(options["data"], "--data", {}), **rule
         )
-    finally:
-        app.close()
     if options["as_json"]:
         print_json(None if item is None else _to_json(found.name, item))
     elif item is None:
@@ -158,20 +151,15 @@ def add(ctx: click.Context, /, *, queue: str, scheduler_id: str, **options: Any)
 @schedule.command("run", short_help="Run a schedule's task now, too.")
 @click.argument("queue", metavar="QUEUE")
 @click.argument("scheduler_id", metavar="ID")
-@redis_options
-@json_option
-@click.pass_context
+@operator_options
 def run(ctx: click.Context, /, *, queue: str, scheduler_id: str, **options: Any) -> None:
     """Add a job with the name, data and options of the schedule ID of QUEUE; its next time does not change.
 
     Exit codes: 0 (done), 1 (an error), 4 (there is no such schedule).
     """
-    app = load_app_or_broker(ctx, options)
-    try:
+    with closing(load_app_or_broker(ctx, options)) as app:
         found = existing_queue(app, queue)
         job = found.schedulers.run_now(scheduler_id)
-    finally:
-        app.close()
     if job is None:
         raise _missing(found, scheduler_id)
     if options["as_json"]:
@@ -183,9 +171,7 @@ def run(ctx: click.Context, /, *, queue: str, scheduler_id: str, **options: Any)
 @schedule.command("remove", short_help="Remove schedules and their next jobs.")
 @click.argument("queue", metavar="QUEUE")
 @click.argument("scheduler_ids", metavar="ID...", nargs=-1, required=True)
-@redis_options
-@json_option
-@click.pass_context
+@operator_options
 def remove(ctx: click.Context, /, *, queue: str, scheduler_ids: tuple[str, ...], **options: Any) -> None:
     """Remove the schedules ID of QUEUE with their next jobs; jobs that are waiting or running stay.
 
@@ -193,12 +179,9 @@ def remove(ctx: click.Context, /, *, queue: str, scheduler_ids: tuple[str, ...],
 
     Exit codes: 0 (done), 1 (an error), 4 (there is no such schedule).
     """
-    app = load_app_or_broker(ctx, options)
-    try:
+    with closing(load_app_or_broker(ctx, options)) as app:
         found = existing_queue(app, queue)
         removed = {scheduler_id: found.schedulers.remove(scheduler_id) for scheduler_id in scheduler_ids}
-    finally:
-        app.close()
     if options["as_json"]:
         print_json({"schedules": [{"id": name, "removed": was_there} for name, was_there in removed.items()]})
     else:
@@ -229,11 +212,10 @@ def _last_jobs(queue: Queue, scheduler_id: str) -> list[Match]:
 
 
 def _job_to_json(job: Match) -> dict[str, Any]:
-    finished = time_of(job.since_ms)
     return {
         "id": job.id,
         "state": job.state,
-        "finished_at": finished and finished.isoformat(),
+        "finished_at": iso(job.since_ms),
         "failed_reason": job.reason or None,
     }
 
@@ -251,8 +233,6 @@ def _row(queue: str, item: Scheduler, now: datetime) -> tuple[str, ...]:
 
 
 def _to_json(queue: str, item: Scheduler) -> dict[str, Any]:
-    times = {"next_at": item.next_ms, "start_at": item.start_ms, "end_at": item.end_ms}
-    moments = {name: time_of(ms) for name, ms in times.items()}
     return {
         "queue": queue,
         "id": item.id,
@@ -260,7 +240,9 @@ def _to_json(queue: str, item: Scheduler) -> dict[str, Any]:
         "every": None if item.every_ms is None else item.every_ms / 1000,
         "cron": item.pattern,
         "tz": item.tz,
-        **{name: None if at is None else at.isoformat() for name, at in moments.items()},
+        "next_at": iso(item.next_ms),
+        "start_at": iso(item.start_ms),
+        "end_at": iso(item.end_ms),
         "limit": item.limit,
         "iterations": item.iterations,
         "data": item.data,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -16,9 +16,11 @@ from bulltask.lake.formatting import CONTROL, json_text, one_line
 __all__ = [
     "ago",
     "as_table",
+    "check_can_ask",
     "duration_text",
     "echo",
     "in_one_line",
+    "iso",
     "print_json",
     "progress_bar",
     "safe",
@@ -67,6 +69,12 @@ def progress_bar(total: int, label: str) -> Iterator[Callable[[int], None]]:
         yield bar.update
 
 
+def check_can_ask(command: str, options: Mapping[str, Any]) -> None:
+    """Raise a ``UsageError`` if a command must ask for confirmation and there is nobody to answer."""
+    if not (options["yes"] or options["dry_run"] or sys.stdin.isatty()):
+        raise click.UsageError(f"{command} asks for confirmation: pass --yes, or --dry-run to count the jobs")
+
+
 def print_json(document: Any) -> None:
     """Print a JSON document on standard output; ``docs/reference/schemas`` has the schema of each command's."""
     click.echo(json_text(document))
@@ -84,6 +92,12 @@ def time_of(ms: int | None) -> datetime | None:
         return datetime.fromtimestamp(ms / 1000, UTC) if ms else None
     except (OverflowError, ValueError, OSError):  # a hash may contain any value
         return None
+
+
+def iso(ms: int | None) -> str | None:
+    """Return a time in epoch milliseconds as JSON documents have it: in ISO 8601, or ``None`` as :func:`time_of`."""
+    moment = time_of(ms)
+    return None if moment is None else moment.isoformat()
 
 
 def stamp(moment: datetime | None) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Any, Final
 
 import click
@@ -10,7 +11,7 @@ import click
 from bulltask.app import App
 from bulltask.cli.app_loader import load_app_or_broker
 from bulltask.cli.job import ambiguous, known_queues, queue_of_job, queues_with_job
-from bulltask.cli.options import ExitCode, json_option, redis_options
+from bulltask.cli.options import ExitCode, operator_options, queue_option
 from bulltask.cli.terminal import echo, in_one_line, print_json
 from bulltask.queue.reasons import Explanation, Reason, traces
 
@@ -24,10 +25,8 @@ _MAX_NAMES: Final = 5
 
 @click.command("why", short_help="Say why a job does not run, or why a queue stands still.")
 @click.argument("job_id", metavar="[ID]", required=False)
-@redis_options
-@click.option("-Q", "-q", "--queue", help="The job's queue; without an ID, the queue to explain.")
-@json_option
-@click.pass_context
+@queue_option("The job's queue; without an ID, the queue to explain.")
+@operator_options
 def why(ctx: click.Context, /, *, job_id: str | None, queue: str | None, as_json: bool, **options: Any) -> None:
     """Say why the job ID does not run, or why the jobs of a queue do not, with what proves it and what mends it.
 
@@ -40,13 +39,10 @@ def why(ctx: click.Context, /, *, job_id: str | None, queue: str | None, as_json
     """
     if job_id is None and queue is None:
         raise click.UsageError("pass a job's ID, a queue (-Q), or both")
-    app = load_app_or_broker(ctx, options)
-    try:
+    with closing(load_app_or_broker(ctx, options)) as app:
         explanation = app.queue(queue or _queue_of(app, str(job_id))).explain(job_id)
         if queue and job_id and "unknown-job" in explanation.codes:
             queue_of_job(app, job_id, queue)  # raises an error if another queue has the job
-    finally:
-        app.close()
     is_unknown = not {"unknown-job", "unknown-queue"}.isdisjoint(explanation.codes)
     if as_json:
         print_json(explanation.to_json())
@@ -66,16 +62,12 @@ def _queue_of(app: App, job_id: str) -> str:
     """Return the queue that has the job, or a trace of it; the app's default queue if none has."""
     names = queues_with_job(app, job_id)
     if not names:  # its hash may be gone, or the id is a deduplication id
-        names = _queues_with_traces(app, job_id, known_queues(app)[:_MAX_QUEUES])
+        known = [(queue, app._broker.keys(queue)) for queue in known_queues(app)[:_MAX_QUEUES]]
+        with app._broker.pool.client() as client:
+            names = [queue for queue, keys in known if True in client.try_many(traces(keys, job_id))]
     if len(names) > 1:
         raise ambiguous(job_id, names)
     return names[0] if names else app._config.default_queue
-
-
-def _queues_with_traces(app: App, job_id: str, queues: Sequence[str]) -> list[str]:
-    with app._broker.pool.client() as client:
-        keys = [(queue, app._broker.keys(queue)) for queue in queues]
-        return [queue for queue, its_keys in keys if True in client.try_many(traces(its_keys, job_id))]
 
 
 def _page(explanation: Explanation) -> Iterator[str]:
@@ -98,11 +90,8 @@ def reason_lines(reason: Reason) -> Iterator[str]:
     )
     yield f"  {reason.code}{certainty}: {evidence}"
     if reason.command is not None:
-        yield f"  $ {in_one_line(reason.command, 1_000)}" if _is_shell(reason.command) else f"  >>> {reason.command}"
-
-
-def _is_shell(command: str) -> bool:
-    return not command.startswith("app.")
+        prompt = ">>>" if reason.command.startswith("app.") else "$"
+        yield f"  {prompt} {in_one_line(reason.command, 1_000)}"
 
 
 def _short(value: Any) -> str:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from contextlib import closing
 from typing import Any, Final
 
 import click
 
 from bulltask.app import App
 from bulltask.cli.app_loader import load_app_or_broker
-from bulltask.cli.options import ExitCode, json_option, redis_options
-from bulltask.cli.terminal import as_table, duration_text, echo, in_one_line, print_json
+from bulltask.cli.options import ExitCode, operator_options, queues_option
+from bulltask.cli.queues import keys_of
+from bulltask.cli.terminal import as_table, duration_text, echo, in_one_line, iso, print_json
 from bulltask.jobs import codec
 from bulltask.jobs.names import name_in_app
-from bulltask.queue.overview import ConnectedWorker, Fleet, find_queues, read_fleet
-from bulltask.transport.call import Call, QueueKeys, SyncClient, command
+from bulltask.queue.overview import ConnectedWorker, Fleet, read_fleet
+from bulltask.transport.call import Call, SyncClient, command
 from bulltask.transport.workers import WorkerChild, WorkerJob, WorkerState
 
 __all__ = ["workers"]
@@ -25,10 +26,8 @@ _Names = Mapping[tuple[str, str], str]
 
 
 @click.command("workers", short_help="List the workers, and what they run.")
-@redis_options
-@click.option("-Q", "--queues", help="Only workers of these queues (separated by commas; default: all of the server).")
-@json_option
-@click.pass_context
+@queues_option
+@operator_options
 def workers(ctx: click.Context, /, *, queues: str | None, **options: Any) -> None:
     """List the workers with their queues, children, memory and running jobs.
 
@@ -37,31 +36,22 @@ def workers(ctx: click.Context, /, *, queues: str | None, **options: Any) -> Non
 
     Exit codes: 0 (there are workers), 1 (an error), 69 (there are none).
     """
-    app = load_app_or_broker(ctx, options)
-    try:
-        with app._broker.pool.client() as client:
-            client.connect()
-            keys = _queues(app, client, queues)
-            now_ms = app._broker.clock.now_ms()
-            fleet = read_fleet(client, keys, now_ms)
-            tasks = _task_names(client, app, fleet)
-    finally:
-        app.close()
+    with closing(load_app_or_broker(ctx, options)) as app, app._broker.pool.client() as client:
+        client.connect()
+        keys = keys_of(app, client, queues, scan=False)[0]  # queues with workers are registered, or connected
+        now_ms = app._broker.clock.now_ms()
+        fleet = read_fleet(client, keys, now_ms)
+        tasks = _task_names(client, app, fleet)
     if options["as_json"]:
         print_json(_to_json(app, fleet, tasks, now_ms))
     else:
-        echo("\n\n".join(_page(app, fleet, tasks, now_ms)))
+        if pages := list(_pages(app, fleet, tasks, now_ms)):
+            echo("\n\n".join(pages))
+        if fleet.others is None:
+            echo("Workers that do not report their state are unknown: CLIENT LIST is not permitted.", err=True)
     if not fleet.states and not fleet.others:
+        echo("No workers: start one with 'bulltask worker -A APP'.", err=True)
         ctx.exit(ExitCode.NO_ANSWER)
-
-
-def _queues(app: App, client: SyncClient, given: str | None) -> list[QueueKeys]:
-    if given is not None:
-        return [app._broker.keys(queue.strip()) for queue in given.split(",")]
-    config = app._config
-    own = {app._broker.keys(config.default_queue).name}
-    names = find_queues(client, config.prefix, own, scan=False).names  # queues with workers are registered or connected
-    return [QueueKeys(config.prefix, name, name_in_app(name, hash_tag=config.queue_hash_tag)) for name in names]
 
 
 def _task_names(client: SyncClient, app: App, fleet: Fleet) -> _Names:
@@ -81,7 +71,7 @@ def _task_names(client: SyncClient, app: App, fleet: Fleet) -> _Names:
     return {job: codec.decode_text(name) for job, name in zip(jobs, names, strict=True) if name is not None}
 
 
-def _page(app: App, fleet: Fleet, tasks: _Names, now_ms: int) -> Iterator[str]:
+def _pages(app: App, fleet: Fleet, tasks: _Names, now_ms: int) -> Iterator[str]:
     for worker_id, state in sorted(fleet.states.items()):
         if state is None or state.is_short:
             why = "its state is missing" if state is None else "its state is in a queue that cannot be read"
@@ -96,27 +86,22 @@ def _page(app: App, fleet: Fleet, tasks: _Names, now_ms: int) -> Iterator[str]:
                 worker.name or "(no name)",
                 name_in_app(worker.queue, hash_tag=hash_tag),
                 worker.address,
-                f"{worker.age_s} s",
+                duration_text(worker.age_s),
             )
             for worker in sorted(others, key=lambda worker: (worker.queue, worker.name, worker.address))
         ]
         table = as_table(("name", "queue", "address", "connected for"), rows)
         yield f"Workers that do not report their state (Node.js, or older versions of bulltask):\n{table}"
-    if not fleet.states and not others:
-        yield "No workers."
-    if fleet.others is None:
-        yield "Workers that do not report their state are unknown: CLIENT LIST is not permitted."
 
 
 def _worker(state: WorkerState, tasks: _Names, now_ms: int) -> Iterator[str]:
     up = duration_text((now_ms - state.started_ms) / 1000)
     permits = "" if state.permits is None else f", may start {state.permits} more jobs"
-    yield in_one_line(f"{state.id}  {state.state}{permits}")
+    yield f"{in_one_line(state.id)}  {state.state}{permits}"
     queues = ", ".join(f"{name} (cancelled)" if name in state.cancelled else name for name in state.queues)
-    yield in_one_line(
-        f"  app {state.app}, queues {queues}; bulltask {state.version}, Python {state.python}, "
-        f"pid {state.pid} on {state.host}, up {up}"
-    )
+    yield f"  {in_one_line(f'app {state.app}, queues {queues}')}"
+    process = f"bulltask {state.version}, Python {state.python}, pid {state.pid} on {state.host}, up {up}"
+    yield f"  {in_one_line(process)}"
     missing = "" if len(state.children) == state.concurrency else f" of {state.concurrency}"
     yield f"  {len(state.children)}{missing} children, {state.busy} of {state.slots} slots busy"
     rows = [
@@ -137,11 +122,8 @@ def _jobs(child: WorkerChild, tasks: _Names, now_ms: int) -> str:
 def _job(job: WorkerJob, tasks: _Names, now_ms: int) -> str:
     state = "" if job.state == "active" else f", {job.state}"
     name = tasks.get((job.queue, job.id), "?")
-    return in_one_line(f"{name} {job.id or '(id unknown)'} in {job.queue}{state}, {_age(job, now_ms)}")
-
-
-def _age(job: WorkerJob, now_ms: int) -> str:
-    return duration_text(max(0, now_ms - job.since_ms) / 1000)
+    age = duration_text(max(0, now_ms - job.since_ms) / 1000)
+    return in_one_line(f"{name} {job.id or '(id unknown)'} in {job.queue}{state}, {age}")
 
 
 def _memory(rss_kib: int | None) -> str:
@@ -151,7 +133,7 @@ def _memory(rss_kib: int | None) -> str:
 def _to_json(app: App, fleet: Fleet, tasks: _Names, now_ms: int) -> dict[str, Any]:
     hash_tag = app._config.queue_hash_tag
     return {
-        "at": _iso(now_ms),
+        "at": iso(now_ms),
         "workers": [
             _worker_json(
                 worker_id, state, [name_in_app(name, hash_tag=hash_tag) for name in fleet.queues_of[worker_id]], tasks
@@ -175,8 +157,8 @@ def _worker_json(worker_id: str, state: WorkerState | None, queues: Sequence[str
         "app": state.app,
         "version": state.version,
         "python": state.python,
-        "started_at": _iso(state.started_ms),
-        "seen_at": _iso(state.at_ms),
+        "started_at": iso(state.started_ms),
+        "seen_at": iso(state.at_ms),
         "concurrency": state.concurrency,
         "slots": state.slots,
         "busy": state.busy,
@@ -192,7 +174,7 @@ def _worker_json(worker_id: str, state: WorkerState | None, queues: Sequence[str
                         "queue": job.queue,
                         "task": tasks.get((job.queue, job.id)),
                         "state": job.state,
-                        "since": _iso(job.since_ms),
+                        "since": iso(job.since_ms),
                     }
                     for job in child.jobs
                 ],
@@ -216,10 +198,3 @@ def _worker_json(worker_id: str, state: WorkerState | None, queues: Sequence[str
 def _other_json(worker: ConnectedWorker, hash_tag: bool) -> dict[str, Any]:
     queue = name_in_app(worker.queue, hash_tag=hash_tag)
     return {"name": worker.name or None, "queue": queue, "address": worker.address, "connected_for": worker.age_s}
-
-
-def _iso(ms: int) -> str | None:
-    try:
-        return datetime.fromtimestamp(ms / 1000, UTC).isoformat()
-    except (OverflowError, ValueError, OSError):  # another client may have written anything
-        return None

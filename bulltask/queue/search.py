@@ -57,40 +57,31 @@ class JobFilter:
 
     def fields(self) -> tuple[str, ...]:
         """Return the names of the fields that :meth:`matches` reads."""
-        needed = dict.fromkeys(["name"] if self.task is not None or self.text is not None else [])
-        if self.before_ms is not None or self.after_ms is not None:
-            needed |= dict.fromkeys(("timestamp", "finishedOn"))
-        if self.error is not None or self.text is not None or not self.revoked:
-            needed |= dict.fromkeys(("failedReason",))
-        if self.text is not None:
-            needed |= dict.fromkeys(("data",))
-        return tuple(needed)
+        has_text = self.text is not None
+        has_time = self.before_ms is not None or self.after_ms is not None
+        needed = {
+            "name": self.task is not None or has_text,
+            "timestamp": has_time,
+            "finishedOn": has_time,
+            "failedReason": self.error is not None or has_text or not self.revoked,
+            "data": has_text,
+        }
+        return tuple(name for name, is_needed in needed.items() if is_needed)
 
     def matches(self, match: Match) -> bool:
         """Return whether a job satisfies all conditions except the one on its state."""
         if self.task is not None and match.name != self.task:
             return False
-        if not self._is_in_time(match):
+        if self.before_ms is not None and match.since_ms >= self.before_ms:
+            return False
+        if self.after_ms is not None and match.since_ms < self.after_ms:
             return False
         if not self.revoked and match.reason == REVOKED:
             return False
         if self.error is not None and self.error.casefold() not in match.reason.casefold():
             return False
-        return self._contains_text(match)
-
-    def _is_in_time(self, match: Match) -> bool:
-        if self.before_ms is None and self.after_ms is None:
-            return True
-        since_ms = match.since_ms
-        return (self.before_ms is None or since_ms < self.before_ms) and (
-            self.after_ms is None or since_ms >= self.after_ms
-        )
-
-    def _contains_text(self, match: Match) -> bool:
-        if self.text is None:
-            return True
-        wanted = self.text.casefold()
-        return any(wanted in part.casefold() for part in (match.id, match.name, match.reason, match.text("data")))
+        texts = () if self.text is None else (match.id, match.name, match.reason, match.text("data"))
+        return self.text is None or self.text.casefold() in "\0".join(texts).casefold()
 
 
 class Match:

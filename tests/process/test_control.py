@@ -290,9 +290,12 @@ def test_a_stopped_worker_is_reported_and_does_not_execute_the_order_later(
     assert stopped.logged("Concurrency changed") == []
     assert [worker.stop() for worker in (stopped, other)] == [ExitCode.OK] * 2
     gone = run(harness, "inspect", "ping", "-t", "0.1")
-    assert (gone.exit_code, gone.stderr) == (69, "No live worker was found.\n")
+    assert (gone.exit_code, gone.stderr) == (69, "No live worker was found: start one with 'bulltask worker -A APP'.\n")
     named = run(harness, "inspect", "ping", "-t", "0.1", "-d", "web-*")
-    assert (named.exit_code, named.stderr) == (69, "web-*  no live worker has this name\n")
+    assert (named.exit_code, named.stderr) == (
+        69,
+        "web-*  no live worker has this name: 'bulltask workers' lists them\n",
+    )
 
 
 def test_bad_orders_are_answered_or_ignored_and_do_no_harm(

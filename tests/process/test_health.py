@@ -103,7 +103,7 @@ def test_metrics_and_probes_answer_while_redis_is_down_at_the_start_and_later(ha
 
     proxy.accept()
     wait_for_probe(port, "/readyz", 200, "ok")
-    assert check("--worker", "early").output == f"{worker.logged('Worker started')[0]['worker_id']}: ready\n"
+    assert check("--worker", "early").output == f"{worker.logged('Worker started')[0]['worker_id']}  ready\n"
 
     proxy.refuse()
     proxy.reset()
@@ -215,12 +215,12 @@ def test_a_paused_worker_is_alive_but_not_ready_and_its_children_are_not_replace
     }
     by_redis = ["--redis", "-b", harness.url, "-w", "paused-one"]
     wait_until(lambda: "paused-one" in check("live", *by_redis).output, 60, "its state in Redis")
-    assert check(*by_redis).output == f"{worker_id}: not ready: it is paused\n"
+    assert check(*by_redis).output == f"{worker_id}  not ready: it is paused\n"
     assert json_of(check("live", "--json", *by_redis), "health") == shown
     threading.Event().wait(max(0, paused + 1.3 * SILENCE_S - time.monotonic()))
 
     worker.send(signal.SIGCONT)
-    wait_until(lambda: check(*by_redis).output == f"{worker_id}: ready\n", 60, "a worker that is ready")
+    wait_until(lambda: check(*by_redis).output == f"{worker_id}  ready\n", 60, "a worker that is ready")
     wait_until(lambda: check("ready", "--pid", str(worker.pid)).exit_code == 0, 60, "a worker that is ready")
     assert worker.logged("Child killed") == []
     assert worker.stop() == 0

@@ -70,7 +70,7 @@ def test_a_call_sends_a_job_with_the_tasks_options(app: App, bulltask: Bulltask,
     job = app.queue("sums").get_job(document["id"])
     assert job is not None
     assert (document["queue"], job.data, job.delay_ms, job.name) == ("sums", {"x": 1, "y": 2}, 3_600_000, "add")
-    plain = bulltask("call", "any", "-q", "mail", "--args", "[1]", "--eta", "2099-01-01", "--priority", 3)
+    plain = bulltask("call", "any", "-Q", "mail", "--args", "[1]", "--eta", "2099-01-01", "--priority", 3)
     job = app.queue("mail").get_job(plain.stdout.strip())
     assert job is not None
     assert (job.data, job.priority, str(job.get_state())) == ([1], 3, "delayed")
@@ -78,10 +78,10 @@ def test_a_call_sends_a_job_with_the_tasks_options(app: App, bulltask: Bulltask,
 
 def test_a_call_that_waits_prints_the_result_or_the_error(app: App, bulltask: Bulltask) -> None:
     thread = finish_next(app, "mail")
-    done = bulltask("call", "n", "-q", "mail", "--kwargs", '{"x": 1}', "--wait", "--timeout", 20)
+    done = bulltask("call", "n", "-Q", "mail", "--kwargs", '{"x": 1}', "--wait", "--timeout", 20)
     thread.join()
     assert (done.exit_code, json.loads(done.stdout)) == (0, {"sum": {"x": 1}})
-    late = bulltask("call", "n", "-q", "mail", "--wait", "--timeout", "0", "--json")
+    late = bulltask("call", "n", "-Q", "mail", "--wait", "--timeout", "0", "--json")
     assert (late.exit_code, json_of(late, "call")["state"]) == (3, "waiting")
     late_id = json_of(late, "call")["id"]
     assert bulltask("result", late_id).exit_code == 3

@@ -47,7 +47,7 @@ def test_single_jobs_are_retried_promoted_and_removed(app: App, bulltask: Bullta
     again = bulltask("job", "promote", delayed.id, failed.id, "gone", "--json")
     assert again.exit_code == 1
     assert [row["outcome"] for row in json_of(again, "job promote")["jobs"]] == ["rejected", "rejected", "unknown"]
-    gone = bulltask("job", "remove", delayed.id, "gone", "--json", "-q", "mail")
+    gone = bulltask("job", "remove", delayed.id, "gone", "--json", "-Q", "mail")
     assert (gone.exit_code, [row["outcome"] for row in json_of(gone, "job remove")["jobs"]]) == (
         4,
         ["removed", "unknown"],
@@ -116,7 +116,7 @@ def test_schedules_are_added_listed_run_and_removed(app: App, bulltask: Bulltask
         ("mail", "soon", 300),
         ("mail", "nightly", None),
     ]
-    table = bulltask("schedule", "list", "mail")
+    table = bulltask("schedule", "list", "-Q", "mail")
     assert [line.split()[1] for line in table.stdout.splitlines()] == ["id", "soon", "nightly"]
     assert table.stderr == "2 schedules in 1 queue\n"
     job_id = json_of(bulltask("schedule", "run", "mail", "soon", "--json"), "schedule run")["id"]
@@ -148,7 +148,7 @@ def test_a_schedule_is_shown_with_its_last_jobs(app: App, bulltask: Bulltask) ->
     [
         (("show", "mail", "gone"), 4, "queue 'mail' has no schedule 'gone'"),
         (("run", "mail", "gone"), 4, "queue 'mail' has no schedule 'gone'"),
-        (("list", "nope"), 4, "no queue '{nope}'"),
+        (("list", "-Q", "nope"), 4, "no queue '{nope}'"),
         (("add", "mail", "x"), 2, "pass either --every or --cron"),
         (("add", "mail", "x", "--cron", "nonsense"), 1, "nonsense"),
         (("add", "mail", "x", "--every", "60", "--data", "{"), 2, "--data is not JSON"),

@@ -174,8 +174,8 @@ def test_show_exits_with_1_for_an_unknown_job_and_names_the_searched_places(lake
     add_finished_job(lake, "1")
     alone = run("show", "missing")
     assert (alone.exit_code, alone.stdout) == (4, "")
-    assert "Job 'missing' not found in Redis (all queues)" in alone.output
-    assert "pass --lake" in alone.output
+    assert "job 'missing' not found in Redis (all queues)" in alone.output
+    assert "job show ID --lake DIR" in alone.output
     both = run("show", "missing", "--queue", "mail", "--lake", lake.layout.root)
     assert (both.exit_code, both.stdout) == (4, "")
     assert f"not found in Redis (queue mail) or the lake {lake.layout.root}" in both.output

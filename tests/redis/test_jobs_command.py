@@ -83,18 +83,18 @@ def test_names_from_redis_do_not_reach_the_terminal_unescaped(
 ) -> None:
     (job_id,) = add_failed(app, {"name": "an \x1b[31merror"})
     redis_client.hset(app.queue("mail").context.keys.job(job_id), "name", "\x1b[2Jname")
-    for command in (("jobs", "mail"), ("failures", "mail"), ("jobs", "mail", "--json"), ("failures", "--json")):
+    for command in (("jobs", "mail"), ("failures", "-Q", "mail"), ("jobs", "mail", "--json"), ("failures", "--json")):
         shown = bulltask(*command)
         assert (shown.exit_code, "\x1b" in shown.output) == (0, False)
 
 
 @pytest.mark.one_server
-@pytest.mark.parametrize("args", [("jobs", "mial"), ("failures", "mial")])
+@pytest.mark.parametrize("args", [("jobs", "mial"), ("failures", "-Q", "mial")])
 def test_a_queue_that_does_not_exist_is_not_an_empty_queue(app: App, bulltask: Bulltask, args: tuple[str, ...]) -> None:
     add_failed(app, FAILED)
     missing = bulltask(*args)
     assert (missing.exit_code, "no queue '{mial}'" in missing.stderr) == (4, True)
-    other = bulltask(args[0], "mail", "--no-queue-hash-tag")
+    other = bulltask(*("mail" if arg == "mial" else arg for arg in args), "--no-queue-hash-tag")
     assert other.exit_code == 4
     assert "'{mail}' exists: use --queue-hash-tag" in other.stderr
 
@@ -253,9 +253,9 @@ def test_failures_are_grouped_by_queue_task_and_error(app: App, bulltask: Bullta
         ("other", "send", "host # refused"): 1,
     }
     assert groups["mail", "send", "host # refused"]["example"] == {"id": ids[1], "error": "host 18 refused"}
-    table = bulltask("failures", "mail", "--task", "send").stdout.splitlines()
+    table = bulltask("failures", "-Q", "mail", "--task", "send").stdout.splitlines()
     assert re.fullmatch(rf" +2 +mail +send .* host # refused +{ids[1]}", table[1])
-    assert json_of(bulltask("failures", "mail", "--since", "1h", "--json"), "failures")["jobs"] == 3
+    assert json_of(bulltask("failures", "-Q", "mail", "--since", "1h", "--json"), "failures")["jobs"] == 3
 
 
 def test_failures_are_grouped_by_the_class_of_their_error(app: App, bulltask: Bulltask) -> None:

@@ -976,7 +976,7 @@ def test_the_command_finds_the_queue_of_a_deduplication_id_and_of_a_job_without_
 
 
 @pytest.mark.parametrize(
-    "command", ["why j -Q mail", "job show j --queue mail", "job revoke j -q mail", "result j -q mail"]
+    "command", ["why j -Q mail", "job show j --queue mail", "job revoke j -Q mail", "result j -Q mail"]
 )
 def test_a_job_of_another_queue_is_not_said_to_be_missing(world: World, command: str) -> None:
     world.app.queue("files").add("send", {}, job_id="j")

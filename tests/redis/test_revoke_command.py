@@ -45,10 +45,10 @@ def test_a_running_job_continues_unless_terminate_is_set(app: App, revoke: Revok
     queue = app.queue("mail")
     job = queue.add("n")
     queue.get_next_job("t")
-    running = revoke("-q", "mail", job.id)
+    running = revoke("-Q", "mail", job.id)
     assert running.exit_code == 3
     assert running.output == f"{job.id}  running: the job continues; use --terminate to cancel it\n"
-    terminated = revoke("-q", "mail", "--terminate", job.id)
+    terminated = revoke("-Q", "mail", "--terminate", job.id)
     assert (terminated.exit_code, terminated.output) == (0, f"{job.id}  terminating: the job's worker will cancel it\n")
 
 
@@ -87,7 +87,7 @@ def test_revoke_needs_the_queue_if_several_queues_have_the_id(app: App, revoke: 
 
 def test_a_missing_id_or_server_is_an_error(revoke: Revoke) -> None:
     assert revoke().exit_code == 2
-    unreachable = CliRunner().invoke(main, ["revoke", "-b", "redis://127.0.0.1:1/0", "-q", "mail", "x"])
+    unreachable = CliRunner().invoke(main, ["revoke", "-b", "redis://127.0.0.1:1/0", "-Q", "mail", "x"])
     assert unreachable.exit_code == 1
     assert unreachable.output.startswith("Error: ")
 
@@ -104,6 +104,6 @@ def test_revoke_uses_the_broker_url_and_the_hash_tag_setting_of_the_app(
     )
     sender: Any = App("sender", broker_url, queue_hash_tag=False)
     job = sender.queue("mail").add("n")
-    assert CliRunner().invoke(main, ["revoke", "-A", "shop_without_hash_tag", "-q", "mail", job.id]).exit_code == 0
+    assert CliRunner().invoke(main, ["revoke", "-A", "shop_without_hash_tag", "-Q", "mail", job.id]).exit_code == 0
     assert job.get_state() == "failed"
     sender.close()
