@@ -450,7 +450,8 @@ def _add(groups: dict[tuple[str, str, str, str], _Group], queue: str, kind: str,
         group = groups[key] = _Group(*key, match.id, reason, since_ms, since_ms)
     group.count += 1
     group.is_uniform &= reason == group.example_error
-    group.first_ms, group.last_ms = min(group.first_ms, match.since_ms), max(group.last_ms, match.since_ms)
+    group.first_ms = min(group.first_ms, match.since_ms)
+    group.last_ms = max(group.last_ms, match.since_ms)
 
 
 def _group_row(group: _Group, now: datetime) -> Sequence[str]:

@@ -27,14 +27,13 @@ from typing import Final
 from bulltask.config.parsers import JOB_BUCKETS
 from bulltask.jobs.clock import value_class
 from bulltask.observe.bus import Bus
-from bulltask.observe.events import EVENTS
+from bulltask.observe.events import EVENTS, OUT_OF_MEMORY
 
 __all__ = [
     "BUCKETS",
     "CRASH_CAUSES",
     "MAX_TASKS",
     "OTHER_TASKS",
-    "OUT_OF_MEMORY",
     "Histogram",
     "MetricsBlock",
     "MetricsListener",
@@ -53,16 +52,8 @@ OTHER_TASKS: Final = "other"
 """The name under which all further tasks are counted together, as are jobs of unknown tasks."""
 
 _EXIT_REASONS: Final = (
-    "hard_memory_limit",
-    "unresponsive",
-    "signal",
-    "hard_limit",
-    "revoked",
-    "blocked_loop",
-    "exit_timeout",
-    "crashed",
-    "other",
-)
+    "hard_memory_limit unresponsive signal hard_limit revoked blocked_loop exit_timeout crashed other"
+).split()
 """Why children are replaced, besides the limits of a child."""
 
 FAILURE_REASONS: Final = ("transient_exhausted", "permanent", "unknown", "revoked", "crashed")
@@ -71,22 +62,8 @@ FAILURE_REASONS: Final = ("transient_exhausted", "permanent", "unknown", "revoke
 # Cells of a block: doubles, exact up to 2**53 and written by one instruction, so a reader never sees half a value.
 # They are the process's, a cell for each reason why a child is replaced, and the cells of each queue.
 _PID, _CONNECTION, _RECONNECTS, _EXITS = range(4)
-_CELL: Final = {
-    name: at
-    for at, name in enumerate(
-        (
-            "completed",
-            "retried",
-            "stalled",
-            "heartbeats",
-            "heartbeat_failures",
-            "skipped",
-            "task_limited",
-            "queue_limited",
-            *FAILURE_REASONS,
-        )
-    )
-}
+_COUNTERS: Final = "completed retried stalled heartbeats heartbeat_failures skipped task_limited queue_limited".split()
+_CELL: Final = {name: at for at, name in enumerate((*_COUNTERS, *FAILURE_REASONS))}
 """The cells of a queue's counters, which its histograms follow."""
 
 _HISTOGRAM_CELLS: Final = 1 + len(BUCKETS) + 1  # the sum, then the buckets
@@ -108,21 +85,8 @@ _NOTE_CELLS: Final = 1 + 6
 _TASK_STATUS: Final = {"completed": 1, "retried": 2, "failed": 3}
 _TASK_RUN: Final = 4
 
-CRASH_CAUSES: Final = (
-    "out_of_memory",
-    "SIGKILL",
-    "SIGSEGV",
-    "SIGABRT",
-    "SIGBUS",
-    "SIGFPE",
-    "SIGILL",
-    "SIGTERM",
-    "exit_code",
-    "other",
-)
+CRASH_CAUSES: Final = "out_of_memory SIGKILL SIGSEGV SIGABRT SIGBUS SIGFPE SIGILL SIGTERM exit_code other".split()
 """Why children died unexpectedly: killed by the kernel because memory was used up, a signal, or an exit code."""
-OUT_OF_MEMORY: Final = "SIGKILL (out of memory)"
-"""The exit reason of a child that the kernel has killed because memory was used up."""
 
 _CONNECTED: Final = 1.0
 _DISCONNECTED: Final = 2.0  # 0: not connected yet
@@ -229,8 +193,7 @@ class MetricsMemory:
         limits = (limit.name.lower() for limit in child_limits if limit)
         exit_reasons = (*limits, *_EXIT_REASONS)
         self._layout = _Layout(self.queues, exit_reasons, (OTHER_TASKS, *tasks[:MAX_TASKS]), slots, tuple(buckets))
-        self._block_cells = self._layout.cells
-        size = self._block_cells * blocks * _CELL_BYTES
+        size = self._layout.cells * blocks * _CELL_BYTES
         if fd is not None:
             if os.fstat(fd).st_size == 0:
                 os.ftruncate(fd, size)
@@ -247,8 +210,7 @@ class MetricsMemory:
         """Return block ``number``: 0 is the supervisor's, ``index + 1`` belongs to the child with that index."""
         if not 0 <= number < self.blocks:
             raise IndexError(f"the metrics have {self.blocks} blocks, so there is no block {number}")
-        start = number * self._block_cells
-        return MetricsBlock(self._cells[start : start + self._block_cells], self._layout)
+        return MetricsBlock(self._block_cells(number), self._layout)
 
     def totals(self) -> Mapping[str, QueueTotals]:
         """Return the current totals by queue."""
@@ -259,10 +221,9 @@ class MetricsMemory:
         """Return the current totals by queue and task, of the tasks that have run."""
         layout = self._layout
         totals: dict[tuple[str, str], list[float]] = {}
-        for number in range(self.blocks):
-            base = number * self._block_cells
-            for at, queue, task in layout.tasks_of(self._cells[base : base + self._block_cells]):
-                cells = self._cells[base + at : base + at + layout.task_cells].tolist()
+        for block in map(self._block_cells, range(self.blocks)):
+            for at, queue, task in layout.tasks_of(block):
+                cells = block[at : at + layout.task_cells].tolist()
                 before = totals.get((queue, task), [0.0] * len(cells))
                 totals[queue, task] = [sum(pair) for pair in zip(before, cells, strict=True)]
         return {
@@ -302,8 +263,12 @@ class MetricsMemory:
         """Return the number of running children."""
         return sum(_is_running(int(pid)) for pid in self._column(_PID)[1:])
 
+    def _block_cells(self, number: int) -> memoryview[float]:
+        return self._cells[number * self._layout.cells : (number + 1) * self._layout.cells]
+
     def _column(self, cell: int) -> Sequence[float]:
-        return self._cells[cell :: self._block_cells].tolist()
+        """Return the same cell of all blocks."""
+        return self._cells[cell :: self._layout.cells].tolist()
 
     def _queue_totals(self, first: int) -> QueueTotals:
         sums = [sum(self._column(first + cell)) for cell in range(_QUEUE_CELLS)]

@@ -20,6 +20,7 @@ from bulltask.jobs.clock import value_class
 from bulltask.observe.bus import Event
 
 __all__ = [
+    "OUT_OF_MEMORY",
     "CancelRequested",
     "ChildClosing",
     "ChildDied",
@@ -174,9 +175,11 @@ def _fields_of(kind: type[Event]) -> Fields:
     return read
 
 
+OUT_OF_MEMORY: Final = "SIGKILL (out of memory)"
+"""The exit reason of a child that the kernel has killed because memory was used up."""
 _NATIVE_CRASH: Final = "Native code crashed: run the task alone with python -X faulthandler"
 _EXIT_HINTS: Final = {
-    "SIGKILL (out of memory)": "The kernel killed it because memory was used up: lower --concurrency, raise the "
+    OUT_OF_MEMORY: "The kernel killed it because memory was used up: lower --concurrency, raise the "
     "container's memory limit, or move memory-hungry jobs to a separate queue",
     "SIGKILL": "Probably the OOM killer: check dmesg or the container's memory limit, lower --concurrency, or "
     "move memory-hungry jobs to a separate queue",
@@ -337,9 +340,7 @@ class JobWaitsForChildren(ChildEvent):
     "Job incompatible",
     WARNING,
     hint="It waits for a worker that can run it: deploy one, or send such jobs to a separate queue",
-    count=lambda block, e: block.add(
-        e.queue, "retried"
-    ),  # the job never ran, so it has no duration; replaces JobRetried
+    count=lambda block, e: block.add(e.queue, "retried"),  # the job never ran, so it has no duration
 )
 class JobIncompatible(ChildEvent):
     """This worker cannot run a job, which waits for a worker that can: the job is delayed.
@@ -726,7 +727,7 @@ class ChildDied(Event):
     index: int
     pid: int
     exit_reason: str
-    """``"SIGKILL"``, ``"SIGKILL (out of memory)"``, ``"exit code 3"`` …"""
+    """``"SIGKILL"``, :data:`OUT_OF_MEMORY`, ``"exit code 3"`` …"""
     jobs: int
     """Number of its jobs."""
 

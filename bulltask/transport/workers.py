@@ -13,7 +13,7 @@ from typing import Any, Final
 from bulltask.jobs import codec
 from bulltask.jobs.clock import value_class
 from bulltask.jobs.errors import BrokerError, DecodeError
-from bulltask.transport.call import Call, QueueKeys, command, known_queues, nothing, text
+from bulltask.transport.call import Call, QueueKeys, command, known_queues, nothing, text, texts_by_name
 from bulltask.transport.operation import Operation
 
 __all__ = [
@@ -173,15 +173,11 @@ _SHORT: Final = tuple(item.name for item in fields(WorkerState))[:13]
 
 def _known(kind: Any, stored: Mapping[str, Any]) -> Any:
     """Return an instance with those fields that this version knows, if they have the types of the defaults."""
-    values = {}
-    for known in fields(kind):
-        if known.name in stored:
-            value = stored[known.name]
-            expected = _TYPES.get(str(known.type))
-            if expected is not None and not isinstance(value, expected):
-                raise TypeError(f"{known.name} is {value!r:.100}")
-            values[known.name] = value
-    return kind(**values)
+    known = [item for item in fields(kind) if item.name in stored]
+    for item in known:
+        if not isinstance(stored[item.name], _TYPES.get(str(item.type), object)):
+            raise TypeError(f"{item.name} is {stored[item.name]!r:.100}")
+    return kind(**{item.name: stored[item.name] for item in known})
 
 
 _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
@@ -249,8 +245,7 @@ def _read_homes(homes: Mapping[str, QueueKeys]) -> Operation[dict[str, WorkerSta
 
 def _live_ids(keys: QueueKeys, now_ms: int) -> Call[list[str]]:
     def parse_reply(reply: Any) -> list[str]:
-        words = [text(word) for word in reply]
-        return [worker for worker, until in zip(words[::2], words[1::2], strict=True) if float(until) > now_ms]
+        return [worker for worker, until in texts_by_name(reply).items() if float(until) > now_ms]
 
     return command("ZREVRANGE", keys.workers, 0, _MAX_READ - 1, "WITHSCORES", parse_reply=parse_reply)
 
@@ -287,8 +282,6 @@ def scan_registry(prefix: str, cursor: str) -> Call[tuple[str, dict[str, int]]]:
     """
 
     def parse_reply(reply: Any) -> tuple[str, dict[str, int]]:
-        words = [text(word) for word in reply[1]]
-        used = {name: int(float(at_ms)) for name, at_ms in zip(words[::2], words[1::2], strict=True)}
-        return text(reply[0]), used
+        return text(reply[0]), {name: int(float(at_ms)) for name, at_ms in texts_by_name(reply[1]).items()}
 
     return command("ZSCAN", known_queues(prefix), cursor, "COUNT", _MAX_READ, parse_reply=parse_reply)

@@ -23,8 +23,16 @@ from bulltask.config.config import Config
 from bulltask.config.process import BLOCKED_AT_START, CHILD_MARK, anonymous_file, fork_with_blocked_signals, memory_kib
 from bulltask.jobs.clock import mono_ms, value_class
 from bulltask.observe.bus import Bus
-from bulltask.observe.counters import OUT_OF_MEMORY, NotedAttempt
-from bulltask.observe.events import ChildDied, ChildExited, ChildKilled, ChildStarted, ChildStopped, StacksDumped
+from bulltask.observe.counters import NotedAttempt
+from bulltask.observe.events import (
+    OUT_OF_MEMORY,
+    ChildDied,
+    ChildExited,
+    ChildKilled,
+    ChildStarted,
+    ChildStopped,
+    StacksDumped,
+)
 from bulltask.worker.guard import HAS_PROC, end_group, mark_of
 from bulltask.worker.recovery import EndedAttempt, JobsOfDeadChild, KilledAttempt
 from bulltask.worker.slots import (
@@ -891,7 +899,8 @@ class OutOfMemoryKills:
         """Return whether there was such a kill that has not been claimed yet."""
         if mono_ms() - self._checked_ms > _CLAIM_MS:
             self._unclaimed = 0
-        count, self._checked_ms = self._read(), mono_ms()
+        count = self._read()
+        self._checked_ms = mono_ms()
         self._unclaimed += count - self._count
         self._count = count
         if self._unclaimed <= 0:

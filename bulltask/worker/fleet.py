@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bulltask.app import App
 from bulltask.config.process import memory_kib
-from bulltask.jobs import codec
 from bulltask.jobs.clock import ServerClock
 from bulltask.jobs.errors import BrokerError, BrokerNotReadyError, BrokerUnavailableError, BulltaskError
 from bulltask.transport.broker import count_unfinished_jobs
-from bulltask.transport.call import Call, QueueKeys, SyncClient, command, queue_consumers, text
+from bulltask.transport.call import Call, QueueKeys, SyncClient, command, queue_consumers, texts_by_name
 from bulltask.transport.scripts.move import promote_incompatible
 from bulltask.transport.workers import (
     MAX_JOBS,
@@ -155,8 +154,7 @@ class QueueCheck:
             fields += [f"queue:{queue}", str(now_ms)]
         self._client.run(command("HSET", self._key, *fields))
         self._client.run(command("PEXPIRE", self._key, _KEPT_MS))
-        read: Call[Mapping[str, str]] = command("HGETALL", self._key, parse_reply=_fields)
-        known = self._client.run(read)
+        known = self._client.run(command("HGETALL", self._key, parse_reply=texts_by_name))
         workers = {name: json.loads(value) for name, value in known.items() if name.startswith("worker:")}
         dead = [name for name, (seen_ms, _) in workers.items() if abs(now_ms - seen_ms) > _LIVE_MS]
         consumed = {queue for name in workers.keys() - dead for queue in workers[name][1]}
@@ -175,10 +173,6 @@ class QueueCheck:
         dead += [f"queue:{queue}" for queue, jobs in counts.items() if not jobs]
         if dead:
             self._client.run(command("HDEL", self._key, *dead))
-
-
-def _fields(reply: Any) -> Mapping[str, str]:
-    return dict(zip(map(text, reply[::2]), map(text, reply[1::2]), strict=True))
 
 
 _TTL_MS: Final = 30 * 86_400_000
@@ -221,10 +215,10 @@ class RateLimitCheck:
         if not self._pending or self._backoff.is_active:
             return
         try:
-            stored = self._client.try_many([command("HGETALL", keys.task_rates) for keys in self._pending])
+            read = [command("HGETALL", keys.task_rates, parse_reply=texts_by_name) for keys in self._pending]
             calls: list[Call[Any]] = []
-            for (keys, limits), flat in zip(self._pending.items(), stored, strict=True):
-                calls += self._compare(keys, limits, flat if isinstance(flat, list) else [])
+            for (keys, limits), others in zip(self._pending.items(), self._client.try_many(read), strict=True):
+                calls += self._compare(keys, limits, others if isinstance(others, dict) else {})
             if calls:
                 self._client.try_many(calls)
         except BrokerError as exc:
@@ -232,10 +226,8 @@ class RateLimitCheck:
         else:
             self._pending = {}
 
-    def _compare(self, keys: QueueKeys, limits: Mapping[str, str], flat: Sequence[bytes]) -> list[Call[Any]]:
-        """Warn of differences, and return the calls that store this worker's limits."""
-        words = [codec.decode_text(word) for word in flat]
-        others = dict(zip(words[::2], words[1::2], strict=False))
+    def _compare(self, keys: QueueKeys, limits: Mapping[str, str], others: Mapping[str, str]) -> list[Call[Any]]:
+        """Warn of differences from what other workers have stored; return the calls that store this worker's limits."""
         for task, limit in limits.items():
             other, _, worker = others.get(task, limit).partition(" ")
             if other != limit and task not in self._changed:
@@ -332,7 +324,8 @@ class StateReport:
             server_ms = self._clock.now_ms()
             if now_ms >= self._due_ms or self._has_changed(status, jobs, now_ms):
                 calls += write_state(self._queues[0], self._state(server_ms, now_ms))
-                self._due_ms, self._written = now_ms + _WRITE_MS, (status, jobs)
+                self._due_ms = now_ms + _WRITE_MS
+                self._written = status, jobs
             calls += self._short_states(server_ms, now_ms)
             if now_ms >= self._register_at_ms:
                 self._register_at_ms = now_ms + _REGISTER_MS
@@ -387,12 +380,8 @@ class StateReport:
             _, keys = self._short.popleft()
             self._short.append((now_ms + self._short_period_ms, keys))
             ttl_ms = self._short_period_ms * _STATE_TTL_MS // _WRITE_MS
-            yield from write_state(
-                keys,
-                replace(
-                    self._constant, is_short=True, queues=(keys.queue,), state=state, at_ms=server_ms, ttl_ms=ttl_ms
-                ),
-            )
+            short = replace(self._constant, is_short=True, queues=(keys.queue,), state=state)
+            yield from write_state(keys, replace(short, at_ms=server_ms, ttl_ms=ttl_ms))
 
     def _state(self, server_ms: int, now_ms: int) -> WorkerState:
         children, left_out = self._children(server_ms - now_ms)

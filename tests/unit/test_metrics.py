@@ -20,7 +20,6 @@ from bulltask.observe.counters import (
     BUCKETS,
     MAX_TASKS,
     OTHER_TASKS,
-    OUT_OF_MEMORY,
     MetricsListener,
     MetricsMemory,
     NotedAttempt,
@@ -348,7 +347,15 @@ def test_the_exporter_reads_the_queues_at_most_once_in_a_while_and_shows_no_queu
 def test_crashes_are_counted_by_cause() -> None:
     memory = MetricsMemory(["mail"], 2, ChildLimit)
     bus = attach_listener(memory, 0)
-    for exit_reason in ("SIGKILL", OUT_OF_MEMORY, OUT_OF_MEMORY, "SIGSEGV", "exit code 3", "exit code 4", "SIGUSR2"):
+    for exit_reason in (
+        "SIGKILL",
+        events.OUT_OF_MEMORY,
+        events.OUT_OF_MEMORY,
+        "SIGSEGV",
+        "exit code 3",
+        "exit code 4",
+        "SIGUSR2",
+    ):
         bus.emit(events.ChildDied(0, 4711, exit_reason, 1))
     counted = {
         dict(labels)["cause"]: value
