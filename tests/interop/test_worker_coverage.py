@@ -82,7 +82,7 @@ def test_settings_events_methods_and_signals_named_in_the_tables_exist() -> None
     assert {"run_retry_delay", "skip_stalled_check"} <= settings
     others = {name for name in settings if hasattr(WorkerProcess, name)}
     assert others == {"is_paused", "is_running"}
-    assert settings - SETTINGS.keys() - others == {"retry_backoff", "telemetry_metadata", "worker_id"}
+    assert settings - SETTINGS.keys() - others == {"retry_backoff", "worker_id"}
     methods = {match[1] for word in words if (match := re.fullmatch(r"queue\.(\w+).*", word))}
     assert {name for name in methods if not hasattr(Queue, name)} == set()
     signals = {word for word in words if re.fullmatch(r"[A-Z]{3,4}[0-9]?", word)} - {"GIL"}
