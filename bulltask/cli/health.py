@@ -11,7 +11,7 @@ import click
 
 from bulltask.cli.options import ExitCode, operator_options
 from bulltask.cli.terminal import echo, in_one_line, print_json
-from bulltask.worker.health import find_workers
+from bulltask.worker.health import find_workers, no_child_runs
 
 __all__ = ["health"]
 
@@ -90,5 +90,6 @@ def _in_redis(ctx: click.Context, options: dict[str, Any], is_live: bool) -> Ite
             if state.state != "run":
                 problem = "it is paused" if state.state == "paused" else "it is stopping"
             elif all(child.state != "run" for child in state.children):
-                problem = f"none of its {state.concurrency} children runs jobs or waits for them"
+                stopped = (child.pid for child in state.children if child.state == "stopped")
+                problem = no_child_runs(state.concurrency, next(stopped, 0))
             yield worker_id, state.pid, [problem] if problem and not is_live else []

@@ -464,7 +464,16 @@ class ChildPool:
         """The number of children that run jobs or wait for them."""
         staying = [self._children[index] for index in self._staying()]
         running = [child for child in staying if child.block.run_state is ProcessState.RUN]
-        return sum(not (child.unresponsive or child.is_stopped) for child in running)
+        return len(running) - len(self.halted.keys() & {child.pid for child in running})
+
+    @property
+    def halted(self) -> dict[int, str]:
+        """The children that make no progress, by pid: ``unresponsive`` (soon replaced), or ``stopped`` with jobs."""
+        return {
+            child.pid: "unresponsive" if child.unresponsive else "stopped"
+            for child in self._children.values()
+            if child.unresponsive or child.is_stopped
+        }
 
     @property
     def max_children(self) -> int:

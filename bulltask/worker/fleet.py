@@ -347,7 +347,8 @@ class StateReport:
                 self._client.try_many(calls)
 
     def _status(self) -> tuple[object, ...]:
-        children = tuple((block.pid, _child_state(block)) for block, _ in self._pool.blocks())
+        halted = self._pool.halted
+        children = tuple((block.pid, _child_state(block, halted)) for block, _ in self._pool.blocks())
         return self._run_state, self._pool.target, children, self._control.changes_number
 
     @property
@@ -408,7 +409,7 @@ class StateReport:
 
     def _children(self, offset_ms: int) -> tuple[tuple[WorkerChild, ...], int]:
         """Return the children with their jobs, and how many jobs were left out."""
-        blocks = list(self._pool.blocks())
+        blocks, halted = list(self._pool.blocks()), self._pool.halted
         taken = [
             (slot.since_ms, index, slot)
             for index, (_, slots) in enumerate(blocks)
@@ -428,7 +429,7 @@ class StateReport:
             WorkerChild(
                 pid=block.pid,
                 rss_kib=_rss_kib(block.pid),
-                state=_child_state(block),
+                state=_child_state(block, halted),
                 jobs=tuple(jobs[index]),
                 free=free_slots(slots, self._per_child),
             )
@@ -436,7 +437,9 @@ class StateReport:
         ), len(taken) - len(oldest)
 
 
-def _child_state(block: ChildBlock) -> str:
+def _child_state(block: ChildBlock, halted: Mapping[int, str]) -> str:
+    if block.pid in halted:
+        return halted[block.pid]
     if block.run_state is ProcessState.INIT:
         return "starting"
     return "run" if block.run_state is ProcessState.RUN and not block.reached_limit else "closing"

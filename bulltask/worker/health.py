@@ -21,7 +21,17 @@ from bulltask.jobs.clock import mono_ms
 if TYPE_CHECKING:
     from bulltask.observe.events import WorkerStopping
 
-__all__ = ["HEALTH_AT", "SLOTS_NAME", "HealthPage", "HealthReport", "Pulse", "ServiceManager", "Vitals", "find_workers"]
+__all__ = [
+    "HEALTH_AT",
+    "SLOTS_NAME",
+    "HealthPage",
+    "HealthReport",
+    "Pulse",
+    "ServiceManager",
+    "Vitals",
+    "find_workers",
+    "no_child_runs",
+]
 
 SLOTS_NAME: Final = "bulltask-slots"
 """Name of the shared memory, as shown in ``/proc``."""
@@ -35,6 +45,7 @@ most 3 s, it makes progress; only a machine that swaps makes it wait longer, whe
 _LAYOUT: Final = 1  # another number when the words change: a probe of another version must not misread them
 _MAGIC: Final = int.from_bytes(b"blthlth") << 8 | _LAYOUT
 _MAGIC_WORD, _PID, _TICKED, _CLOSING, _STARTED, _PAUSED, _CHILDREN, _READY, _FAILING_SINCE, _NAME_LENGTH = range(10)
+_STOPPED_PID: Final = 10  # 0 in a page of a version without it
 _NAME_AT: Final = 128
 _NAME_BYTES: Final = 512
 _PAGE_BYTES: Final = _NAME_AT + _NAME_BYTES
@@ -49,6 +60,7 @@ class Vitals:
         started: Whether the checks at the start are over.
         children: How many children there should be.
         ready: How many children run jobs or wait for them.
+        stopped_pid: A child that was stopped (``SIGSTOP``) while it had jobs; 0 if there is none.
         failing_since_ms: Since when Redis does not serve the supervisor (monotonic time); 0 if it does.
     """
 
@@ -57,6 +69,7 @@ class Vitals:
     paused: bool = False
     children: int = 0
     ready: int = 0
+    stopped_pid: int = 0
     failing_since_ms: int = 0
 
     def problems(self) -> list[str]:
@@ -69,8 +82,16 @@ class Vitals:
         if self.paused:
             found.append("it is paused: send CONT to the supervisor to resume it")
         if not (self.ready or self.closing):
-            found.append(f"none of its {self.children} children runs jobs or waits for them")
+            found.append(no_child_runs(self.children, self.stopped_pid))
         return found
+
+
+def no_child_runs(children: int, stopped_pid: int) -> str:
+    """Return why a worker without a child that makes progress is not ready."""
+    if stopped_pid:
+        others = "" if children == 1 else ", and no other child takes jobs"
+        return f"its child {stopped_pid}, which has jobs, was stopped{others}: send CONT to the child"
+    return "its child does not take jobs" if children == 1 else f"none of its {children} children takes jobs"
 
 
 class HealthPage:
@@ -97,6 +118,7 @@ class HealthPage:
         words = self._words
         words[_STARTED], words[_CLOSING], words[_PAUSED] = vitals.started, vitals.closing, vitals.paused
         words[_CHILDREN], words[_READY], words[_FAILING_SINCE] = vitals.children, vitals.ready, vitals.failing_since_ms
+        words[_STOPPED_PID] = vitals.stopped_pid
 
     @property
     def is_known(self) -> bool:
@@ -129,6 +151,7 @@ class HealthPage:
             paused=bool(words[_PAUSED]),
             children=words[_CHILDREN],
             ready=words[_READY],
+            stopped_pid=words[_STOPPED_PID],
             failing_since_ms=words[_FAILING_SINCE],
         )
         problems = [*self.not_alive(), *vitals.problems()]

@@ -549,6 +549,7 @@ class _Assembly:
             paused=pool.is_paused,
             children=pool.target,
             ready=pool.ready,
+            stopped_pid=next((pid for pid, state in pool.halted.items() if state == "stopped"), 0),
             failing_since_ms=self.backoff.failing_since_ms,
         )
 

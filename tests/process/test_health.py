@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import signal
 import socket
 import subprocess
@@ -167,7 +168,8 @@ def test_stopped_children_without_a_job_are_replaced_and_one_that_runs_a_job_is_
         os.kill(pid, signal.SIGSTOP)
     job = harness.app.send_task("quick")
     assert worker.wait_for_line("Child stopped")[0]["pid"] == busy
-    wait_for_probe(port, "/readyz", 503, "none of its 2 children runs jobs or waits for them")
+    stopped = f"its child {busy}, which has jobs, was stopped, and no other child takes jobs: send CONT to the child"
+    wait_for_probe(port, "/readyz", 503, stopped)
     assert probe(port, "/livez")[0] == 200
     line = worker.wait_for_line("Child killed", reason="unresponsive")[0]
     assert (line["pid"], line["jobs"]) == (idle, 0)
@@ -179,6 +181,23 @@ def test_stopped_children_without_a_job_are_replaced_and_one_that_runs_a_job_is_
     harness.open_gate()
     assert running.get(timeout=60) == "gate"
     assert (harness.start_count(running), harness.start_count(job)) == (1, 1)
+    assert worker.stop() == 0
+
+
+def test_a_stopped_child_with_a_job_is_named_by_each_command(harness: WorkerHarness) -> None:
+    worker = harness.worker(QUICK_CHECK, children=1)
+    running = harness.hold()
+    pid = int(harness.wait_for_start(running)["pid"])
+    os.kill(pid, signal.SIGSTOP)
+    problem = f"its child {pid}, which has jobs, was stopped: send CONT to the child"
+    for where in (["--redis", "-b", harness.url], ["--pid", str(worker.pid)]):
+        wait_until(lambda where=where: check(*where).output.endswith(f"  not ready: {problem}\n"), 60, problem)  # type: ignore[misc]
+        assert check(*where).exit_code == 1
+    shown = CliRunner().invoke(main, ["workers", "-b", harness.url]).output
+    assert re.search(rf"^ +{pid} +\d+ MiB +stopped +hold {running.id} in default", shown, re.MULTILINE), shown
+    os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: check("--redis", "-b", harness.url).exit_code == 0, 60, "a worker that is ready")
+    harness.open_gate()
     assert worker.stop() == 0
 
 
