@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import click
 
-from bulltask.jobs.errors import BulltaskError
+from bulltask.jobs.errors import BrokerAuthError, BulltaskError
 
 __all__ = ["CELERY_COMMANDS", "CELERY_OPTIONS", "HintGroup", "LazyGroup"]
 
@@ -66,6 +66,18 @@ CELERY_OPTIONS: Final = {
 }
 """What to use instead of Celery's options that bulltask does not have."""
 
+_PATH: Final = "bulltask.cli.path"
+"""The key in Click's ``meta`` of the command's name, with the names of its groups."""
+
+_ROLES: Final = {
+    "migrate-bull": "manager",
+    "outbox": "sender",
+    "worker": "worker",
+    **dict.fromkeys(("call", "control", "inspect", "job", "jobs", "queue", "revoke", "schedule"), "operator"),
+    **dict.fromkeys(("job logs", "job show", "job tree", "schedule list", "schedule show"), "reader"),
+}
+"""The roles of :data:`bulltask.transport.permissions.ROLES` that commands need; the others need ``reader``."""
+
 _EXTRAS: Final = {"pyarrow": "history", "jinja2": "report", "numpy": "spark", "pyspark": "spark", "py4j": "spark"}
 """Optional packages, each with the smallest extra that installs it."""
 
@@ -87,6 +99,7 @@ class HintGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that the first argument names; raise a ``UsageError`` with a hint for an unknown one."""
         name = args[0]
+        ctx.meta[_PATH] = f"{ctx.meta.get(_PATH, '')} {name}".strip()
         if name.startswith("-") or ctx.resilient_parsing or self.get_command(ctx, name) is not None:
             return super().resolve_command(ctx, args)
         known = self.list_commands(ctx)
@@ -138,11 +151,19 @@ class LazyGroup(HintGroup):
         except BulltaskError as exc:
             from bulltask.cli.terminal import safe  # noqa: PLC0415 - only for an error
 
-            raise click.ClickException(safe(str(exc))) from exc
+            raise click.ClickException(safe(f"{exc}{_role_hint(exc, ctx.meta.get(_PATH, ''))}")) from exc
         except ModuleNotFoundError as exc:
             if (extra := _EXTRAS.get((exc.name or "").partition(".")[0])) is None:
                 raise
             raise click.ClickException(f"{exc.name} is not installed: pip install 'bulltask[{extra}]'") from exc
+
+
+def _role_hint(error: BulltaskError, path: str) -> str:
+    """Return the role that the command needs, if a permission is missing and the error does not name a role."""
+    if not isinstance(error, BrokerAuthError) or error.handshake_failed or "bulltask acl" in str(error):
+        return ""
+    role = _ROLES.get(path) or _ROLES.get(path.split(" ", maxsplit=1)[0], "reader")
+    return f". 'bulltask {path}' needs the role {role}: bulltask acl {role}"
 
 
 def _with_hint(error: click.NoSuchOption, ctx: click.Context) -> click.UsageError:

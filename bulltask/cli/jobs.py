@@ -276,7 +276,7 @@ class _Change:
             client.connect()
             while lines := list(islice(ids, _PER_ROUND_TRIP)):
                 jobs: list[tuple[str, str]] = [json.loads(line) for line in lines]
-                changes = [change(context, self._action, *job, terminate=terminate) for job in jobs]
+                changes = [context.permitted(change(context, self._action, *job, terminate=terminate)) for job in jobs]
                 for (job_id, _), error in zip(jobs, run_together(client, changes), strict=True):
                     if error is None:
                         self._done += 1

@@ -42,6 +42,7 @@ from bulltask.jobs.payloads import PayloadCodec
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, QueueKeys
 from bulltask.transport.operation import Operation, execute, run_async, run_sync
+from bulltask.transport.permissions import permitted
 
 __all__ = [
     "AddOptions",
@@ -319,13 +320,17 @@ class QueueContext:
         """Make a call, or run an operation with all its steps on one connection."""
         with self.broker.pool.client() as client:
             client.connect()  # sets the clock, whose time is an argument of the operation's calls
-            return run_sync(client, work if isinstance(work, Generator) else execute(work))
+            return run_sync(client, self.permitted(work if isinstance(work, Generator) else execute(work)))
 
     async def arun(self, work: Call[R] | Operation[R]) -> R:
         """:meth:`run` for asyncio."""
         client = self.broker.shared_async_client()
         await client.connect()
-        return await run_async(client, work if isinstance(work, Generator) else execute(work))
+        return await run_async(client, self.permitted(work if isinstance(work, Generator) else execute(work)))
+
+    def permitted(self, operation: Operation[R]) -> Operation[R]:
+        """Return an operation that changes nothing if the user may not complete one of its scripts."""
+        return permitted(operation, self.broker.permitted, self.broker.endpoint.safe_url)
 
     def run_blocking(self, call: Call[Any], block_ms: int) -> None:
         """Make a call that may block for ``block_ms`` in Redis, on a separate connection."""

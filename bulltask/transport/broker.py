@@ -100,6 +100,7 @@ class Broker:
         topology: The nodes of the cluster; ``None`` for a single server.
         eager: Runs jobs when they are sent, in eager mode.
         payloads: Writes and reads arguments and results.
+        permitted: The hashes of the scripts that the user may complete: see :mod:`bulltask.transport.permissions`.
     """
 
     results: ResultReader
@@ -109,6 +110,7 @@ class Broker:
     def __init__(self, config: Config, url: str | SecretUrl, *, clock: ServerClock | None = None) -> None:
         self.config = config
         self.payloads = PayloadCodec(config)
+        self.permitted: set[str] = set()
         endpoint = Endpoint.from_config(config, url)
         is_cluster = endpoint.kind == "cluster"
         self.endpoint = endpoint.for_cluster() if is_cluster else endpoint
@@ -146,7 +148,10 @@ class Broker:
 
     def revocation(self, queue: str, job_id: str, *, terminate: bool) -> Operation[Revocation]:
         """Return the operation that revokes a job. Connect its client first, because it needs the server's time."""
-        return revoke(self.keys(queue), job_id, self.config, self.clock.now_ms, terminate=terminate)
+        from bulltask.transport.permissions import permitted  # noqa: PLC0415 - not for a process that only sends
+
+        operation = revoke(self.keys(queue), job_id, self.config, self.clock.now_ms, terminate=terminate)
+        return permitted(operation, self.permitted, self.endpoint.safe_url)
 
     def client(self, name: str | None = None, *, timeout_ms: int | None = None) -> SyncClient:
         """Create a client; ``timeout_ms`` limits all its timeouts."""

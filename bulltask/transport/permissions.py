@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from bulltask.jobs.clock import value_class
-from bulltask.jobs.errors import BrokerAuthError
+from bulltask.jobs.errors import BrokerAuthError, BulltaskError
 from bulltask.lua import loader
 from bulltask.lua.loader import Script
 from bulltask.transport.call import (
@@ -21,7 +21,10 @@ from bulltask.transport.call import (
     queue_consumers,
     saved_group,
     schedule_versions,
+    script_call,
+    texts,
 )
+from bulltask.transport.operation import Operation, execute
 from bulltask.transport.redis_errors import rejected_command, user_of
 
 __all__ = [
@@ -30,6 +33,7 @@ __all__ = [
     "Grants",
     "check_permissions",
     "metrics_commands",
+    "permitted",
     "role_grants",
     "worker_commands",
 ]
@@ -39,7 +43,7 @@ ROLES: Final = {
     "worker": "run jobs, with schedules, retries, revocation and metrics",
     "sender": "send jobs, canvases and flows, including from an outbox, and wait for results",
     "reader": "read queues, jobs, results, schedules and events",
-    "operator": "read as a reader does, and give orders to live workers (bulltask control, inspect)",
+    "operator": "run every command for queues, jobs, schedules and workers, but neither jobs nor migrations",
     "manager": "everything that bulltask does: all methods of queues and jobs, all commands",
 }
 """The roles, and what a user with that role can do. A user can have several."""
@@ -61,8 +65,8 @@ _READER: Final = (
     "pttl scan scard sismember smembers sscan xinfo|stream xread xrevrange zcard zcount zrange zrank zrevrange "
     "zscan zscore"
 ).split()
-_OPERATOR: Final = "lrem pexpire rpush".split()
-_MANAGER: Final = "hdel hlen ltrim srem type xadd xtrim".split()
+_OPERATOR: Final = "hdel hset lrem pexpire rpush".split()
+_MANAGER: Final = "hlen ltrim srem type xadd xtrim".split()
 """Commands that are called directly; those inside scripts are read from the scripts."""
 
 _NOT_FOR_WORKERS: Final = frozenset(
@@ -79,9 +83,19 @@ _READERS: Final = frozenset(
     "getCounts getCountsPerPriority getDependencyCounts getJobScheduler getMetrics getRanges getRateLimitTtl "
     "getStateV2 isFinished isMaxed pageAfter paginate queueOverview".split()
 )
+_OPERATORS: Final = frozenset(
+    "addJobScheduler cleanJobsInSet cleanPage drain moveJobsToWait moveToFinished obliterate pause promote removeJob "
+    "removeJobScheduler reprocessJob resetAttempts retryChild retryFailed revoke setPaused".split()
+)
+"""Scripts that commands of operators run, in addition to those of senders and readers. Redis cannot forbid
+``obliterate`` to a user who may run the others, because it calls no other commands."""
+
 _WRITES_OF_READERS: Final = frozenset(("del", "rpop"))
 """Write commands in scripts that read. They remove what BullMQ 4 and earlier, or an expired rate limit, have left. A
 reader is not permitted to run them; scripts call them only if there is something to remove."""
+
+_KEYS_OF_SENDERS: Final = ("added:*", "replicated", ":guard")
+"""A sender needs no other keys of bulltask's own in a queue: above all, it may give no orders to workers."""
 
 _CALLED: Final = re.compile(
     rb"""call(?:(?<=\bcall)|(?<=\brcall)|(?<=\bredis\.pcall)|(?<=\bserver\.pcall))\s*\(\s*["'](\w+)["']"""
@@ -92,42 +106,54 @@ _IN_VARIABLE: Final = re.compile(rb"""["']([LR]PUSH|Z(?:REV)?RAN(?:K|GE)|SCARD|S
 _APP_KEYS: Final = (saved_group, beat_queues, schedule_versions, queue_consumers)
 """Functions that return the names of keys that belong to no queue."""
 _GLOB: Final = re.compile(r"([*?\[\]\\])")
+T = TypeVar("T")
 _SPACE: Final = re.compile(r"[ \t\n\v\f\r]")
 
 
 @value_class
 class Grants:
-    """The grants of a Redis user: the prefix of key patterns (``~``; ``%R~`` only for reading), and commands."""
+    """The grants of a Redis user.
+
+    Attributes:
+        access: The prefix of key patterns: ``~``; ``%R~`` only for reading.
+        commands: The commands.
+        own: Patterns of the ends of those keys of a queue that are bulltask's own; ``*`` for all.
+    """
 
     access: str
     commands: tuple[str, ...]
+    own: tuple[str, ...] = ("*",)
 
     def rules(self, prefix: str = "bull", *, cluster: bool = False, queues: Sequence[QueueKeys] = ()) -> list[str]:
         """Return the rules for ``ACL SETUSER name on >password …``; without ``queues``, for all with the prefix."""
-        keys = [f"{self.access}{pattern}" for pattern in key_patterns(prefix, queues)]
+        keys = [f"{self.access}{pattern}" for pattern in key_patterns(prefix, queues, self.own)]
         allowed = sorted({*self.commands, *(CLUSTER if cluster else ())})
         return ["resetkeys", *keys, "resetchannels", "-@all", *(f"+{name}" for name in allowed)]
 
 
-def key_patterns(prefix: str, queues: Sequence[QueueKeys] = ()) -> list[str]:
-    """Return the patterns of all keys with a prefix, or those of some queues and those that belong to no queue."""
+def key_patterns(prefix: str, queues: Sequence[QueueKeys] = (), own: Sequence[str] = ("*",)) -> list[str]:
+    """Return the patterns of all keys with a prefix, or those of some queues and those that belong to no queue.
+
+    ``own`` restricts bulltask's own keys, as in :class:`Grants`.
+    """
+    every, text = "*" in own, _literal(prefix)
     if queues:
-        own = [f"{_literal(base)}*" for keys in queues for base in (keys.base, keys.bulltask_base)]
+        patterns = [f"{_literal(keys.base)}*" for keys in queues]
+        patterns += [f"{_literal(keys.bulltask_base)}{end}" for keys in queues for end in own]
     else:
-        own = [f"{_literal(prefix)}:*", "bulltask:*" if prefix == "bull" else f"bulltask:{_literal(prefix)}:*"]
-    if prefix == "bull" and not queues:
-        return own
-    return [
-        *own,
-        *(key(_literal(prefix), "*") for key in _APP_KEYS),
-        *([known_queues(_literal(prefix))] if queues else []),
-    ]
+        root = "bulltask:" if prefix == "bull" else f"bulltask:{text}:"
+        patterns = [f"{text}:*", *(f"{root}{end}" if every else f"{root}*:{end}" for end in own)]
+        if prefix == "bull" and every:
+            return patterns
+    apps = [key(text, "*") for key in (_APP_KEYS if every else (saved_group,))]
+    return [*patterns, *apps, *([known_queues(text)] if queues or not every else [])]
 
 
 def role_grants(roles: Iterable[str]) -> Grants:
     """Return the permissions of a user with one or several of :data:`ROLES`."""
-    commands = {name for role in roles for name in _commands_of(role)}
-    return Grants("~", tuple(sorted(commands)))
+    names = set(roles)
+    commands = {name for role in names for name in _commands_of(role)}
+    return Grants("~", tuple(sorted(commands)), _KEYS_OF_SENDERS if names == {"sender"} else ("*",))
 
 
 @cache
@@ -150,11 +176,13 @@ def _commands_of(role: str) -> frozenset[str]:
     scripts = loader.all_scripts()
     reader = called_in(script for script in scripts if script.name in _READERS) - _WRITES_OF_READERS
     sender = called_in(script for script in scripts if script.name in _SENDERS)
+    operator = {*_SENDER, *sender, *_READER, *reader, *_OPERATOR}
+    operator |= called_in(script for script in scripts if script.name in _OPERATORS)
     commands: dict[str, set[str]] = {
         "worker": {*_WORKER, *worker_commands(), *metrics_commands()},
         "sender": {*_SENDER, *sender},
         "reader": {*_READER, *reader},
-        "operator": {*_READER, *reader, *_OPERATOR},
+        "operator": operator,
         "manager": {*_WORKER, *_SENDER, *_READER, *_OPERATOR, *_MANAGER, *called_in(scripts)},
     }
     return frozenset(commands[role] | set(_CONNECT))
@@ -194,4 +222,47 @@ def check_permissions(client: SyncClient, keys: QueueKeys, names: Sequence[str])
             f"directly or in scripts: {', '.join(forbidden)}. Grant them: ACL SETUSER {user} "
             + " ".join(f"+{name}" for name in forbidden)
             + (", on every node of the cluster" if "+cluster://" in url else "")
+        )
+
+
+def permitted(operation: Operation[T], known: set[str], url: str) -> Operation[T]:
+    """Run an operation, but before it runs a script that changes jobs, check that its user may complete the script.
+
+    ``known`` has the hashes of scripts that have been checked, so that each is checked once. Raises
+    ``BrokerAuthError``.
+    """
+    try:
+        calls = next(operation)
+        while True:
+            try:
+                for call in calls:
+                    if call.script is not None and call.script.sha not in known:
+                        yield from _check_script(call, url)
+                        known.add(call.script.sha)
+                results = yield calls
+            except BulltaskError as exc:
+                calls = operation.throw(exc)
+            else:
+                calls = operation.send(results)
+    except StopIteration as end:
+        returned: T = end.value
+        return returned
+
+
+def _check_script(call: Call[Any], url: str) -> Operation[None]:
+    script = call.script
+    assert script is not None
+    names = script.name.split(":")
+    if not call.keys or (_READERS | _SENDERS).issuperset(names):
+        return
+    needed = sorted(called_in([script]))
+    checking = loader.bulltask_script("deniedCommands")
+    if denied := (yield from execute(script_call(checking, call.keys[:1], tuple(needed), texts))):
+        user = user_of(url)
+        roles = [role for role in ("operator", "manager") if _commands_of(role).issuperset(needed)]
+        raise BrokerAuthError(
+            f"Redis user {user!r} at {url} lacks permission for {', '.join(denied)}, which the script "
+            f"{names[0]!r} needs, so nothing was changed. Grant them: ACL SETUSER {user} "
+            f"{' '.join(f'+{name}' for name in denied)}, or all permissions of the role: "
+            f"bulltask acl {roles[0]} --user {user}"
         )

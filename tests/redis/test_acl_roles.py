@@ -21,6 +21,7 @@ from bulltask.errors import BrokerAuthError, ConfigError, JobNotFoundError, Resu
 from bulltask.observe.bus import Bus
 from bulltask.queue import FlowJob, FlowProducer, Queue
 from bulltask.queue.flows import add_flow_once, plan
+from bulltask.transport.call import command
 from bulltask.transport.operation import run_sync
 from bulltask.transport.permissions import CLUSTER, ROLES, role_grants
 from bulltask.transport.scripts.add import IdempotentWrite
@@ -175,9 +176,9 @@ def read_everything(url: str, ids: list[str]) -> None:
     app.AsyncResult(ids[0]).get(timeout=1)
     with pytest.raises(JobNotFoundError):
         app.AsyncResult(ids[1]).get(timeout=1)
-    for command in READING_COMMANDS:
-        shown = CliRunner().invoke(main, ["-b", url, *command.format(ids[0]).split()])
-        assert shown.exit_code == 0, (command, shown.output)
+    for line in READING_COMMANDS:
+        shown = CliRunner().invoke(main, ["-b", url, *line.format(ids[0]).split()])
+        assert shown.exit_code == 0, (line, shown.output)
     app.close()
 
 
@@ -275,6 +276,16 @@ def test_a_manager_may_run_every_command_in_the_code_and_nothing_else() -> None:
     assert direct - ALWAYS_ALLOWED - only_spark <= allowed | set(CLUSTER)
     for role in ROLES:
         assert set(role_grants([role]).commands) <= allowed
+
+
+@pytest.mark.parametrize("options", [(), ("--queue", "mail"), ("--prefix", "shop"), ("--queue", "mail*")])
+def test_a_sender_may_give_no_orders_to_workers(user: MakeUser, options: tuple[str, ...]) -> None:
+    app = App("shop", user("sender", *options), prefix="shop" if "shop" in options else "bull")
+    keys = app._broker.keys(options[1] if "--queue" in options else "mail")
+    app.queue(keys.queue).add("send")
+    with app._broker.pool.client() as client, pytest.raises(BrokerAuthError, match=r"a key|one of the keys"):
+        client.run(command("SET", keys.orders("worker-1"), "x"))
+    app.close()
 
 
 def test_a_user_of_one_queue_has_no_access_to_others(user: MakeUser) -> None:
@@ -383,6 +394,161 @@ def test_a_command_runs_with_the_permissions_of_its_role(
     url = user(*roles, *([] if name == "migrate-bull" else ["--queue", "mail"]))
     done = CliRunner().invoke(main, ["-b", url, *command])
     assert done.exit_code == 0, done.output
+
+
+@pytest.fixture
+def operated(broker_url: str) -> Iterator[None]:
+    """Jobs in several states in the queue ``mail``, and a schedule."""
+    with Queue("mail", broker_url) as queue:
+        worker = ManualWorker(queue.context.broker, queue.context.keys)
+        queue.add("send", job_id="done")
+        worker.complete()
+        with FlowProducer(broker_url) as flows:
+            flows.add(FlowJob("report", "mail", children=[FlowJob("part", "mail", options={"job_id": "child"})]))
+        assert worker.fail() == "child"
+        queue.add("send", job_id="broken")
+        assert worker.fail() == "broken"
+        worker.close()
+        queue.add("send", job_id="waiting")
+        queue.add("send", job_id="urgent", priority=1)
+        queue.add("send", job_id="late", delay=60)
+        queue.schedulers.upsert("hourly", name="send", every=3_600)
+        yield
+
+
+OPERATIONS: Final = [
+    "queue pause mail",
+    "queue resume mail",
+    "queue drain mail --delayed --yes",
+    "queue clean mail --state failed --yes",
+    "queue clean mail --state waiting --yes",
+    "queue clean mail --state active --yes",
+    "queue limit mail 10/s",
+    "queue limit mail --remove",
+    "queue concurrency mail 3",
+    "queue concurrency mail --remove",
+    "jobs mail --retry --yes",
+    "jobs mail --retry --state completed --yes",
+    "jobs mail --promote --yes",
+    "jobs mail --remove --state failed --yes",
+    "jobs mail --revoke --terminate --yes",
+    "job retry broken",
+    "job retry done --reset-attempts",
+    "job promote late",
+    "job remove waiting",
+    "job revoke urgent",
+    "revoke waiting --terminate",
+    "schedule add mail daily --every 1d",
+    "schedule add mail weekly --cron 0_8_*_*_1",
+    "schedule run mail hourly",
+    "schedule remove mail hourly",
+    "call send -Q mail",
+    "result done",
+    "events -Q mail --since 1h --limit 1",
+    "failures",
+    "report",
+    "why waiting",
+    "workers",
+    "inspect ping -t 0.1s",
+    "control pause -t 0.1s",
+]
+ALSO_FINE: Final = {
+    "jobs mail --revoke --terminate --yes": 3,  # the next job of a schedule cannot be revoked
+    "workers": 69,
+    "inspect ping -t 0.1s": 69,
+    "control pause -t 0.1s": 69,
+}
+"""Exit codes other than 0 of commands that were permitted."""
+
+
+def run(url: str, line: str, *options: str) -> tuple[int, str]:
+    words = [word.replace("_", " ") if "*" in word else word for word in line.split()]
+    done = CliRunner().invoke(main, ["-b", url, *words, *options])
+    return done.exit_code, done.output
+
+
+@pytest.mark.parametrize("line", OPERATIONS)
+@pytest.mark.usefixtures("operated")
+def test_an_operator_may_run_every_command_for_queues_and_jobs(user: MakeUser, line: str) -> None:
+    code, output = run(user("operator"), line)
+    assert code == ALSO_FINE.get(line, 0), output
+    assert "permission" not in output
+
+
+def test_an_operator_of_a_prefix_may_run_every_command_there(user: MakeUser, broker_url: str) -> None:
+    url = user("operator", "--prefix", "shop")
+    with Queue("mail", broker_url, prefix="shop") as queue:
+        for line in OPERATIONS:
+            for job_id in ("done", "broken", "waiting", "urgent", "late"):
+                queue.add("send", job_id=job_id, delay=60 if job_id == "late" else 0)
+            queue.schedulers.upsert("hourly", name="send", every=3_600)
+            assert "permission" not in run(url, line, "--prefix", "shop")[1], line
+
+
+@needs_redis_7
+@pytest.mark.parametrize(
+    ("line", "missing"),
+    [
+        ("revoke waiting", "hincrby"),
+        ("revoke waiting", "xadd"),
+        ("job revoke urgent", "zadd"),
+        ("jobs mail --revoke --yes", "hincrby"),
+        ("job retry broken", "xadd"),
+        ("job retry broken --reset-attempts", "xadd"),
+        ("jobs mail --retry --yes", "xadd"),
+        ("job promote late", "xadd"),
+        ("job remove waiting", "xadd"),
+        ("queue pause mail", "xadd"),
+        ("queue drain mail --yes", "del"),
+        ("schedule remove mail hourly", "xadd"),
+    ],
+)
+@pytest.mark.usefixtures("operated")
+def test_a_command_that_is_not_permitted_to_the_end_changes_nothing(
+    user: MakeUser, redis_client: redis.Redis, line: str, missing: str
+) -> None:
+    url = user("operator")
+    name = url.split("://")[1].split(":")[0]
+    redis_client.acl_setuser(name, enabled=True, commands=[f"-{missing}"])
+    before = contents(redis_client)
+    code, output = run(url, line)
+    assert (code, contents(redis_client)) == (1, before), output
+    assert f"Redis user '{name}' at" in output
+    assert f"lacks permission for {missing}, which the script" in output
+    assert f"ACL SETUSER {name} +{missing}, or all permissions of the role: bulltask acl operator" in output
+    assert output.strip().count("\n") == 0
+
+
+def contents(client: redis.Redis) -> dict[Any, Any]:
+    return {key: client.dump(key) for key in client.keys("bull*mail*")}
+
+
+@needs_redis_7
+@pytest.mark.usefixtures("operated")
+async def test_revoking_and_pausing_with_asyncio_change_nothing_if_they_are_not_permitted_to_the_end(
+    user: MakeUser, redis_client: redis.Redis
+) -> None:
+    url = user("operator")
+    redis_client.acl_setuser(url.split("://")[1].split(":")[0], enabled=True, commands=["-xadd"])
+    before = contents(redis_client)
+    app = App("shop", url, task_default_queue="mail")
+    queue = app.aqueue("mail")
+    for change in (app.AsyncResult("waiting").arevoke, queue.pause, lambda: queue.revoke("urgent")):
+        with pytest.raises(BrokerAuthError, match=r"lacks permission for xadd.*nothing was changed"):
+            await change()
+    assert contents(redis_client) == before
+    await app.aclose()
+
+
+@pytest.mark.parametrize(
+    ("line", "role"),
+    [("queue limit mail 10/s", "operator"), ("schedule add mail x --every 1h", "operator"), ("call x", "operator")],
+)
+@pytest.mark.usefixtures("operated")
+def test_a_reader_is_told_the_role_that_a_command_needs(user: MakeUser, line: str, role: str) -> None:
+    code, output = run(user("reader"), line)
+    assert (code, output.strip().count("\n")) == (1, 0)
+    assert f"bulltask acl {role}" in output
 
 
 def test_the_line_has_several_forms() -> None:

@@ -37,7 +37,9 @@ def reconcile_app(url: str, entries: dict[str, Any], name: str = "shop") -> Chan
     app = App(name, url, beat_schedule=entries)
     with app._broker.pool.client() as client:
         client.connect()
-        return run_sync(client, reconcile(KEYS, read_entries(app) or [], name, app._now_ms()))
+        changes = run_sync(client, reconcile(KEYS, read_entries(app) or [], name, app._now_ms()))
+    app.close()
+    return changes
 
 
 @pytest.mark.every_topology
