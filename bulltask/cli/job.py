@@ -1,6 +1,6 @@
 """``bulltask job`` and ``bulltask revoke``: look at single jobs and flows, or change jobs.
 
-Both find a job by its id, in one queue or in all (:func:`_find_job`). Arrow is imported only for the lake, because
+Both find a job by its id, in one queue or in all (:func:`queue_of_job`). Arrow is imported only for the lake, because
 ``--help`` and jobs that are in Redis do not need it.
 """
 
@@ -20,7 +20,19 @@ from bulltask.app import App
 from bulltask.cli.app_loader import NotFoundError, existing_queue, load_app_or_broker
 from bulltask.cli.groups import HintGroup
 from bulltask.cli.options import ExitCode, job_lake_option, job_queue_option, operator_options
-from bulltask.cli.terminal import ago, as_table, duration_text, echo, in_one_line, iso, print_json, safe, stamp, time_of
+from bulltask.cli.terminal import (
+    ago,
+    as_table,
+    duration_text,
+    echo,
+    field_lines,
+    in_one_line,
+    iso,
+    print_json,
+    safe,
+    stamp,
+    time_of,
+)
 from bulltask.config.config import Config
 from bulltask.config.parsers import parse_names
 from bulltask.jobs.errors import BrokerError, ConfigError, InvalidNameError, JobError
@@ -98,7 +110,17 @@ def show(
 
 def _in_redis(app: App, job_id: str, queue: str | None, lake: Path | None) -> _FoundJob | None:
     try:
-        return _find_job(app, job_id, queue, () if queue or lake is None else _queues_of(lake))
+        known: list[str] = []
+        if lake is not None and queue is None:
+            from bulltask.lake import History  # noqa: PLC0415 - slow, and needs an extra
+
+            known = History(lake).queues()
+        name = queue_of_job(app, job_id, queue, known)
+        found = None if name is None else app.queue(name).get_job(job_id)
+        if found is None:
+            return None
+        logs = found.get_logs(0, MAX_LOG_LINES - 1, asc=False)
+        return _FoundJob(found, found.explain(), tuple(reversed(logs.lines)), logs.count)
     except BrokerError as exc:
         if lake is None:
             raise
@@ -110,12 +132,6 @@ def _in_redis(app: App, job_id: str, queue: str | None, lake: Path | None) -> _F
         return None
     finally:
         app.close()
-
-
-def _queues_of(lake: Path) -> list[str]:
-    from bulltask.lake import History  # noqa: PLC0415 - slow, and needs an extra
-
-    return History(lake).queues()
 
 
 def _in_lake(lake: Path, job_id: str, queue: str | None, redis_job: _FoundJob | None) -> JobHistory | None:
@@ -144,7 +160,6 @@ def _missing(job_id: str, queue: str | None, lake: Path | None = None, *, in_red
     return NotFoundError(safe(f"job {job_id!r} not found in {' or '.join(searched)}{hint}"))
 
 
-_NAME_WIDTH: Final = 11
 _REASON_WIDTH: Final = 100
 
 
@@ -157,9 +172,9 @@ def _page(job_id: str, redis_job: _FoundJob | None, history: JobHistory | None) 
     sources = [source for source, has in (("Redis", redis_job), ("the lake", history)) if has]
     yield f"{state}{when} (from {' and '.join(sources)})"
     yield ""
-    yield from _field_lines(_redis_fields(redis_job) if redis_job else [])
+    yield from field_lines(_redis_fields(redis_job) if redis_job else [])
     if history:
-        yield from _field_lines(_lake_fields(history, all_fields=redis_job is None))
+        yield from field_lines(_lake_fields(history, all_fields=redis_job is None))
     for title, lines in _sections(redis_job, history):
         if lines:
             yield from ("", title, *(f"  {line}" for line in lines))
@@ -273,16 +288,6 @@ def _event(at: datetime, event: str, prev: str | None, reason: str | None) -> st
     return f"{stamp(at)}  {in_one_line(event)}{before}{': ' + in_one_line(reason, _REASON_WIDTH) if reason else ''}"
 
 
-def _field_lines(rows: list[tuple[str, object]]) -> Iterator[str]:
-    """Yield a line for each field that has a value; further lines of a value are aligned below the first."""
-    for name, value in rows:
-        if value in (None, 0, "", "-"):
-            continue
-        first, *rest = safe(str(value)).splitlines() or [""]
-        yield f"{name:<{_NAME_WIDTH}}{first}"
-        yield from (" " * _NAME_WIDTH + line for line in rest)
-
-
 def _json(value: Any) -> str:
     return describe(value) if is_envelope(value) else json.dumps(value, ensure_ascii=False)
 
@@ -341,21 +346,6 @@ class _FoundJob:
         }
 
 
-def _find_job(app: App, job_id: str, queue: str | None, known: Collection[str] = ()) -> _FoundJob | None:
-    """Read a job; ``None`` if Redis has no job with this id.
-
-    Without a queue, the known queues are searched first: ``known``, the app's, and those that bulltask has used or that
-    workers process. If none of them has the job, the names of further queues are read with ``SCAN``, from up to a
-    million keys on each server.
-    """
-    name = queue_of_job(app, job_id, queue, known)
-    found = None if name is None else app.queue(name).get_job(job_id)
-    if found is None:
-        return None
-    logs = found.get_logs(0, MAX_LOG_LINES - 1, asc=False)
-    return _FoundJob(found, found.explain(), tuple(reversed(logs.lines)), logs.count)
-
-
 def ambiguous(job_id: str, queues: Iterable[str]) -> click.UsageError:
     """Return the error for a job id that exists in several queues."""
     names = ", ".join(map(in_one_line, queues))  # any client with access to Redis may have chosen them
@@ -363,7 +353,12 @@ def ambiguous(job_id: str, queues: Iterable[str]) -> click.UsageError:
 
 
 def queues_with_job(app: App, job_id: str, known: Collection[str] = ()) -> list[str]:
-    """Return the queues that have a job with this id, searching known queues first; see :func:`_find_job`."""
+    """Return the queues that have a job with this id.
+
+    The known queues are searched first: ``known``, the app's, and those that bulltask has used or that workers process.
+    If none of them has the job, the names of further queues are read with ``SCAN``, from up to a million keys on each
+    server.
+    """
     return _search(app, job_id, known)[0]
 
 
@@ -568,23 +563,17 @@ def _for_each(
     outcomes: list[_Outcome] = []
     with closing(load_app_or_broker(ctx, options)) as app:
         for job_id in job_ids:
-            outcome = _try_one(app, job_id, options["queue"], change_one)
+            queue = queue_of_job(app, job_id, options["queue"])
+            try:
+                outcome = change_one(app, queue, job_id)
+            except JobError as exc:
+                outcome = _Outcome(job_id, queue, "rejected", f"rejected: {exc}", ExitCode.ERROR)
             outcomes.append(outcome)
             if not options["as_json"]:
                 echo(f"{in_one_line(job_id)}  {outcome.message}", err=outcome.code is ExitCode.ERROR)
     if options["as_json"]:
         print_json({"jobs": [outcome.to_json() for outcome in outcomes]})
     ctx.exit(min({outcome.code for outcome in outcomes} - {ExitCode.DONE}, default=ExitCode.DONE))
-
-
-def _try_one(
-    app: App, job_id: str, queue: str | None, change_one: Callable[[App, str | None, str], _Outcome]
-) -> _Outcome:
-    name = queue_of_job(app, job_id, queue)
-    try:
-        return change_one(app, name, job_id)
-    except JobError as exc:
-        return _Outcome(job_id, name, "rejected", f"rejected: {exc}", ExitCode.ERROR)
 
 
 @job.command("logs", short_help="Print a job's log.")

@@ -260,21 +260,16 @@ def clean(
     """Remove the jobs of QUEUE that have one state; active ones only if their workers have died."""
     grace = older_than or 0
     with _existing(ctx, name, options) as queue:
-        jobs = _cleanable(queue, state, grace)
+        if state in {"completed", "failed"}:
+            queue.wait_until_ready()
+            before_ms = queue.context.now_ms() - round(grace * 1000)
+            jobs = queue.context.run(count_by_score(queue.context.keys, state, "-inf", str(before_ms)))
+        else:  # only reading the jobs would show their age
+            jobs = queue.get_job_count_by_types(state)
         jobs = jobs if limit is None else min(jobs, limit)
         at_most = "" if state in {"completed", "failed"} else "at most "
         what = f"{at_most}{pluralize(jobs, f'{state} job')} of queue {in_one_line(name)}"
         _remove(ctx, queue, options, what, jobs, lambda: len(queue.clean(grace, limit or 0, state)))
-
-
-def _cleanable(queue: Queue, state: str, grace: float) -> int:
-    """Count the jobs that would be removed, or all of the state if only reading them would show their age."""
-    if state not in {"completed", "failed"}:
-        return queue.get_job_count_by_types(state)
-    queue.wait_until_ready()
-    context = queue.context
-    before_ms = context.now_ms() - round(grace * 1000)
-    return context.run(count_by_score(context.keys, state, "-inf", str(before_ms)))
 
 
 @queue.command("obliterate", short_help="Remove a queue with all its jobs.")

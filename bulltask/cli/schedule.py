@@ -23,7 +23,18 @@ from bulltask.cli.options import (
     operator_options,
     queues_option,
 )
-from bulltask.cli.terminal import ago, as_table, duration_text, echo, in_one_line, iso, print_json, stamp, time_of
+from bulltask.cli.terminal import (
+    ago,
+    as_table,
+    duration_text,
+    echo,
+    field_lines,
+    in_one_line,
+    iso,
+    print_json,
+    stamp,
+    time_of,
+)
 from bulltask.jobs.schedules import Scheduler
 from bulltask.lake.formatting import pluralize
 from bulltask.queue import Queue
@@ -84,10 +95,16 @@ def show(ctx: click.Context, /, *, queue: str, scheduler_id: str, **options: Any
     """
     with closing(load_app_or_broker(ctx, options)) as app:
         found = existing_queue(app, queue)
-        item = _existing(found, scheduler_id)
+        item = found.schedulers.get(scheduler_id)
+        if item is None:
+            raise _missing(found, scheduler_id)
         last = _last_jobs(found, scheduler_id)
     if options["as_json"]:
-        print_json({**_to_json(found.name, item), "last_jobs": [_job_to_json(job) for job in last]})
+        jobs = [
+            {"id": job.id, "state": job.state, "finished_at": iso(job.since_ms), "failed_reason": job.reason or None}
+            for job in last
+        ]
+        print_json({**_to_json(found.name, item), "last_jobs": jobs})
         return
     now = datetime.now(UTC)
     next_at = time_of(item.next_ms)
@@ -103,12 +120,11 @@ def show(ctx: click.Context, /, *, queue: str, scheduler_id: str, **options: Any
         "options": json.dumps(dict(item.opts), ensure_ascii=False),
     }
     echo(f"{in_one_line(item.id)}, queue {in_one_line(found.name)}")
-    for name, value in fields.items():
-        if value not in (None, 0, ""):
-            echo(f"{name:<9}{in_one_line(str(value), 1_000)}")
-    for job in last:
-        reason = f": {in_one_line(job.reason)}" if job.reason else ""
-        echo(f"last     {stamp(time_of(job.since_ms))}  {job.state}{reason}")
+    runs = (
+        ("last", f"{stamp(time_of(job.since_ms))}  {job.state}{job.reason and f': {in_one_line(job.reason)}'}")
+        for job in last
+    )
+    echo("\n".join(field_lines([*fields.items(), *runs])))
 
 
 @schedule.command("add", short_help="Create or update a schedule.")
@@ -190,13 +206,6 @@ def remove(ctx: click.Context, /, *, queue: str, scheduler_ids: tuple[str, ...],
     ctx.exit(ExitCode.DONE if all(removed.values()) else ExitCode.NOT_FOUND)
 
 
-def _existing(queue: Queue, scheduler_id: str) -> Scheduler:
-    item = queue.schedulers.get(scheduler_id)
-    if item is None:
-        raise _missing(queue, scheduler_id)
-    return item
-
-
 def _missing(queue: Queue, scheduler_id: str) -> NotFoundError:
     return NotFoundError(in_one_line(f"queue {queue.name!r} has no schedule {scheduler_id!r}"))
 
@@ -209,15 +218,6 @@ def _last_jobs(queue: Queue, scheduler_id: str) -> list[Match]:
         while search.scanned < _SEARCHED and (page := queue.context.run(search.next())) is not None:
             found += [job for job in page if job.text("rjk") == scheduler_id]
     return sorted(found, key=lambda job: -job.since_ms)[:_MAX_LAST]
-
-
-def _job_to_json(job: Match) -> dict[str, Any]:
-    return {
-        "id": job.id,
-        "state": job.state,
-        "finished_at": iso(job.since_ms),
-        "failed_reason": job.reason or None,
-    }
 
 
 def _rule(item: Scheduler) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -19,6 +19,7 @@ __all__ = [
     "check_can_ask",
     "duration_text",
     "echo",
+    "field_lines",
     "in_one_line",
     "iso",
     "print_json",
@@ -29,6 +30,8 @@ __all__ = [
 ]
 
 _UNITS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
+
+_NAME_WIDTH: Final = 11
 
 _NUMBER: Final = re.compile(r"-|[\d,.]+( ?[a-zA-Z%]+)?")
 """A number with an optional unit. Times and ids do not match, although they begin with digits."""
@@ -67,6 +70,15 @@ def progress_bar(total: int, label: str) -> Iterator[Callable[[int], None]]:
         return
     with click.progressbar(length=max(1, total), label=label, file=sys.stderr, show_pos=True) as bar:
         yield bar.update
+
+
+def field_lines(fields: Iterable[tuple[str, object]]) -> Iterator[str]:
+    """Yield a line for each field that has a value; further lines of a value are aligned below the first."""
+    for name, value in fields:
+        if value not in (None, 0, "", "-"):
+            first, *rest = safe(str(value)).splitlines() or [""]
+            yield f"{name:<{_NAME_WIDTH}}{first}"
+            yield from (" " * _NAME_WIDTH + line for line in rest)
 
 
 def check_can_ask(command: str, options: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from bulltask.cli.app_loader import load_app_or_broker
 from bulltask.cli.job import ambiguous, known_queues, queue_of_job, queues_with_job
 from bulltask.cli.options import ExitCode, operator_options, queue_option
 from bulltask.cli.terminal import echo, in_one_line, print_json
-from bulltask.queue.reasons import Explanation, Reason, traces
+from bulltask.queue.reasons import Explanation, traces
 
 __all__ = ["why"]
 
@@ -78,20 +78,15 @@ def _page(explanation: Explanation) -> Iterator[str]:
         yield f"Job {in_one_line(explanation.job_id)}, {queue}: {explanation.state or 'state unknown'}"
     for reason in explanation.reasons:
         yield ""
-        yield from reason_lines(reason)
-
-
-def reason_lines(reason: Reason) -> Iterator[str]:
-    """Yield the lines about a reason: the sentence, the evidence, and the command."""
-    certainty = "" if reason.certainty == "proved" else f" ({reason.certainty})"
-    yield f"{in_one_line(reason.sentence, 1_000)}."
-    evidence = ", ".join(
-        f"{name}={_short(value)}" for name, value in reason.evidence.items() if value not in (None, [], {})
-    )
-    yield f"  {reason.code}{certainty}: {evidence}"
-    if reason.command is not None:
-        prompt = ">>>" if reason.command.startswith("app.") else "$"
-        yield f"  {prompt} {in_one_line(reason.command, 1_000)}"
+        certainty = "" if reason.certainty == "proved" else f" ({reason.certainty})"
+        yield f"{in_one_line(reason.sentence, 1_000)}."
+        evidence = ", ".join(
+            f"{name}={_short(value)}" for name, value in reason.evidence.items() if value not in (None, [], {})
+        )
+        yield f"  {reason.code}{certainty}: {evidence}"
+        if reason.command is not None:
+            prompt = ">>>" if reason.command.startswith("app.") else "$"
+            yield f"  {prompt} {in_one_line(reason.command, 1_000)}"
 
 
 def _short(value: Any) -> str:

@@ -139,7 +139,7 @@ def test_a_schedule_is_shown_with_its_last_jobs(app: App, bulltask: Bulltask) ->
     shown = json_of(bulltask("schedule", "show", "mail", "often", "--json"), "schedule show")
     assert [(last["id"], last["state"]) for last in shown["last_jobs"]] == [(job.id, "completed")]
     text = bulltask("schedule", "show", "mail", "often").stdout
-    assert "rule     every 60.0 s\n" in text
+    assert "rule       every 60.0 s\n" in text
     assert "  completed\n" in text
 
 
