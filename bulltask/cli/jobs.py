@@ -69,7 +69,8 @@ _MAX_ERRORS: Final = 20
     "states",
     multiple=True,
     type=click.Choice(ALL_STATES),
-    help="Only jobs in this state; may be repeated (default: all states, or those of the action).",
+    help="Only jobs in this state; may be repeated (default: all states, or those of the action). 'waiting' are all "
+    "that could run now, also prioritized jobs, and delayed ones that are due.",
 )
 @click.option("--task", metavar="NAME", help="Only jobs of this task.")
 @click.option("--error", metavar="TEXT", help="Only jobs whose last attempt failed with a reason that contains TEXT.")
@@ -162,8 +163,9 @@ def _list(queue: Queue, options: dict[str, Any]) -> None:
         return
     if shown:
         now = datetime.now(UTC)
+        labels = {job_id: "due" if search.is_due(state) else state for job_id, state in found}
         head = ("id", "task", "state", "since", "attempts", "error")
-        echo(as_table(head, [_row(job, states[job.id], now) for job in shown]))
+        echo(as_table(head, [_row(job, labels[job.id], now) for job in shown]))
     more = "" if is_complete else "; there may be more: use a narrower filter, --limit or --scan"
     counted = pluralize(len(shown), "job")
     echo(f"{counted}; scanned {search.scanned:,} of {total:,} in these states{more}", err=True)

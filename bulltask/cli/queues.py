@@ -234,13 +234,17 @@ def resume(ctx: click.Context, /, *, name: str, **options: Any) -> None:
 def drain(ctx: click.Context, /, *, name: str, delayed: bool, **options: Any) -> None:
     """Remove all waiting jobs of QUEUE, with or without a priority.
 
-    Running and finished jobs stay, and so do the next jobs of schedules.
+    Running and finished jobs stay, and so do the next jobs of schedules. Delayed jobs stay even if they are due, such
+    as retries while all workers are busy, unless you pass --delayed.
     """
     with _existing(ctx, name, options) as queue:
         figures = _figures(queue)
         jobs = figures.wait + figures.paused + figures.prioritized + (figures.delayed if delayed else 0)
         kind = "waiting or delayed job" if delayed else "waiting job"
         what = f"{pluralize(jobs, kind)} of queue {in_one_line(name)}"
+        if figures.due and not delayed:
+            what += f", but not {pluralize(figures.due, 'delayed job')} that {'is' if figures.due == 1 else 'are'} due"
+            what += " (--delayed)"
         _remove(ctx, queue, options, what, jobs, lambda: queue.drain(delayed=delayed))
 
 

@@ -31,7 +31,15 @@ from bulltask.queue.context import QueueContext
 from bulltask.transport.call import AllNodesCall, Call, QueueKeys, command, text, texts, texts_by_name
 from bulltask.transport.operation import Operation, execute
 from bulltask.transport.scripts.move import CRASHES
-from bulltask.transport.scripts.queue import LISTS, SETS, ClientRow, Pause, list_clients, queue_of_connection
+from bulltask.transport.scripts.queue import (
+    DELAYED_SCORE,
+    LISTS,
+    SETS,
+    ClientRow,
+    Pause,
+    list_clients,
+    queue_of_connection,
+)
 from bulltask.transport.workers import WorkerChild, WorkerJob, WorkerState, read_workers
 
 __all__ = ["REASONS", "Certainty", "Explanation", "Reason", "explain_job", "explain_queue", "traces", "unreachable"]
@@ -155,9 +163,6 @@ _NEGLECTED_MS: Final = 15_000
 
 _SILENT: Final = 0.6
 """A worker writes its state three times while it is valid; after this part without another one, it is silent."""
-
-_SCORE: Final = 4_096
-"""A delayed job's score is its time in milliseconds, times this."""
 
 _THROTTLED: Final = "bulltask:throttled"
 _FIELDS: Final = (
@@ -424,7 +429,7 @@ class _View:
             "delayed": command("ZCARD", keys.delayed),
             "children": command("ZCARD", keys.waiting_children),
             "marker": command("ZCARD", keys.marker),
-            "due": command("ZCOUNT", keys.delayed, "-inf", f"({(self._now_ms + 1) * _SCORE}"),
+            "due": command("ZCOUNT", keys.delayed, "-inf", f"({(self._now_ms + 1) * DELAYED_SCORE}"),
             "first delayed": command("ZRANGE", keys.delayed, 0, 0, "WITHSCORES", parse_reply=_first),
             "first scheduler": command("ZRANGE", keys.repeat, 0, 0, "WITHSCORES", parse_reply=_first),
             "incompatible": command("ZRANGE", keys.incompatible, 0, 0, parse_reply=texts),
@@ -970,7 +975,7 @@ class _View:
         """Judge the delayed jobs that a worker has not moved yet."""
         first, due = self._replies["first delayed"], self._replies.count("due")
         if first is not None and due:
-            due_ms = first[1] / _SCORE
+            due_ms = first[1] / DELAYED_SCORE
             self._add(
                 "due",
                 f"{_count(due, 'delayed job')} of queue {self._queue} {'is' if due == 1 else 'are'} due, the first for "
@@ -1003,7 +1008,7 @@ class _View:
         replies = self._replies
         first = replies["first delayed"]
         if first is not None:
-            due_ms = first[1] / _SCORE
+            due_ms = first[1] / DELAYED_SCORE
             left_ms = due_ms - self._now_ms
             self._add(
                 "delayed",
@@ -1057,7 +1062,7 @@ class _View:
                 if state is JobState.DELAYED:
                     self._judge_delay(job_id)
                 score = float(self._replies["score delayed"] or 0)
-                self._judge_queue(waits=True, is_ready=score < (self._now_ms + 1) * _SCORE)
+                self._judge_queue(waits=True, is_ready=score < (self._now_ms + 1) * DELAYED_SCORE)
                 self._judge_future()
         self._judge_own_deduplication(job_id)
         if self._state in {JobState.WAITING, JobState.PRIORITIZED}:
@@ -1268,7 +1273,7 @@ class _View:
         return "active" if replies[f"child lock {key}"] else "waiting"
 
     def _judge_delay(self, job_id: str) -> None:
-        due_ms = float(self._replies["score delayed"]) / _SCORE
+        due_ms = float(self._replies["score delayed"]) / DELAYED_SCORE
         left_ms = due_ms - self._now_ms
         reason = self._fields.get("failedReason", "")[:_MAX_TEXT]
         attempts_made, attempts = _whole(self._fields.get("atm")), max(1, _whole(self._opts.get("attempts")))

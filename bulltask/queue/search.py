@@ -23,7 +23,14 @@ from bulltask.queue.fields import STATES_IN_ORDER, JobPages, states_of
 from bulltask.transport.call import Call, command
 from bulltask.transport.operation import Operation, execute
 from bulltask.transport.scripts.job import job_fields, promote, remove_job, reprocess_job, retry_child
-from bulltask.transport.scripts.queue import LISTS, SETS, PageCursor, state_size
+from bulltask.transport.scripts.queue import (
+    DELAYED_SCORE,
+    LISTS,
+    SETS,
+    PageCursor,
+    count_by_score,
+    state_size,
+)
 
 __all__ = ["Action", "JobFilter", "JobSearch", "Match", "change", "change_states", "error_types"]
 
@@ -38,7 +45,8 @@ class JobFilter:
     """Which jobs of a queue; a job must satisfy all conditions.
 
     Attributes:
-        states: BullMQ's states; ``waiting`` includes ``paused`` (default: all).
+        states: BullMQ's states (default: all). ``waiting`` are all jobs that could run now: with and without a
+            priority, in a paused queue, and delayed ones that are due.
         task: The job's name, exactly.
         error: Part of the reason of its last failure; case is ignored.
         text: Part of its id, name, data as stored, or failure reason; case is ignored.
@@ -146,13 +154,27 @@ class JobSearch:
         self._fields = tuple(dict.fromkeys((*wanted.fields(), *more)))
         self._size = _DATA_PAGE_SIZE if "data" in self._fields else _PAGE_SIZE
         names = {"wait" if state == "waiting" else state for state in states_of(wanted.states)}
+        self._only_due = "waiting" in wanted.states and "delayed" not in names
+        if "waiting" in wanted.states:
+            names |= {"prioritized", "delayed"}
         self._states = deque(state for state in STATES_IN_ORDER if state in names)
         self._pages: JobPages | None = None
 
     def count(self) -> Operation[int]:
         """Count the jobs in the filter's states, which is the most that the search reads."""
-        sizes: list[int] = yield [state_size(self._context.keys, state) for state in self._states]
+        keys, due = self._context.keys, f"({self._due_score()}"
+        sizes: list[int] = yield [
+            count_by_score(keys, state, "-inf", due) if self.is_due(state) else state_size(keys, state)
+            for state in self._states
+        ]
         return sum(sizes)
+
+    def is_due(self, state: str) -> bool:
+        """Whether only due jobs of this state are searched."""
+        return self._only_due and state == "delayed"
+
+    def _due_score(self) -> int:
+        return (self._context.now_ms() + 1) * DELAYED_SCORE
 
     def next(self) -> Operation[list[Match] | None]:
         """Return the jobs of the next page that match, perhaps none; ``None`` at the end."""
@@ -176,6 +198,9 @@ class JobSearch:
 
     def _begin(self, state: str) -> JobPages:
         """Begin at the first job that may match: finished jobs are sorted by the time when they finished."""
+        if self.is_due(state):
+            due = PageCursor(score=str(self._due_score()), ids=("",))
+            return JobPages(self._context, [state], self._size, asc=False, start=due)
         asc = self._asc if state in _FINISHED else not (self._newest_first and state in LISTS)
         limit_ms = self._wanted.after_ms if asc else self._wanted.before_ms
         start = None if limit_ms is None or state not in _FINISHED else PageCursor(score=str(limit_ms), ids=("",))

@@ -218,6 +218,27 @@ def test_jobs_are_counted_before_they_are_removed_and_only_with_consent(broker_u
     assert queue.get_completed_count() == 1
 
 
+def test_due_jobs_count_as_waiting_in_every_command(broker_url: str, redis_client: redis.Redis, queue: Queue) -> None:
+    plain, prioritized = add(queue, 1)[0], add(queue, 1, priority=1)[0]
+    later, *due = add(queue, 3, delay=60)
+    redis_client.zadd(queue.context.keys.delayed, dict.fromkeys(due, 4096 * 1_600_000_000_000))
+    assert json_of(run(broker_url, "queues", "--json"), "queues")["queues"][0]["waiting"] == 4
+    assert run(broker_url, "queue", "pause", "mail").output == "Queue mail is paused: 4 waiting, 0 running\n"
+    assert run(broker_url, "queue", "resume", "mail").exit_code == 0
+    jobs = ("jobs", "mail", "--state", "waiting")
+    listed = json_of(run(broker_url, *jobs, "--json"), "jobs")
+    assert {job["id"] for job in listed["jobs"]} == {plain, prioritized, *due}
+    assert (listed["total"], listed["complete"]) == (4, True)
+    assert re.search(rf"^{due[0]} +send +due ", run(broker_url, *jobs).stdout, re.MULTILINE)
+    assert run(broker_url, *jobs, "--remove", "--dry-run").output.startswith("4 jobs would be removed")
+    drained = run(broker_url, "queue", "drain", "mail", "--dry-run").output
+    assert drained.startswith(
+        "Would remove 2 waiting jobs of queue mail, but not 2 delayed jobs that are due (--delayed)."
+    )
+    assert run(broker_url, *jobs, "--remove", "--yes").exit_code == 0
+    assert [job.id for job in queue.get_jobs()] == [later]
+
+
 def test_a_queue_with_running_jobs_is_obliterated_only_by_force(
     broker_url: str, redis_client: redis.Redis, queue: Queue
 ) -> None:

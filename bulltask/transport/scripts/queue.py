@@ -41,6 +41,7 @@ from bulltask.transport.cluster_slots import slot_of_key
 
 __all__ = [
     "CHECK_MS",
+    "DELAYED_SCORE",
     "LISTS",
     "SETS",
     "STATES",
@@ -111,6 +112,9 @@ __all__ = [
 
 MAX_MOVED_PER_CALL: Final = 10_000
 """Maximum number of ids that one ``setPaused`` call moves, which keeps Redis busy for a few milliseconds."""
+
+DELAYED_SCORE: Final = 4_096
+"""A delayed job's score is its time in milliseconds, times this."""
 
 MAX_SCORE: Final = "1.7976931348623157e+308"
 
