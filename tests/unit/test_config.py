@@ -18,23 +18,7 @@ from bulltask.config.settings import Settings
 from bulltask.errors import ConfigError
 from tools import generate_setting_types
 
-DURATIONS = [
-    "redis_socket_connect_timeout",
-    "redis_socket_timeout",
-    "broker_reconnect_delay",
-    "broker_reconnect_delay_max",
-    "task_retry_backoff",
-    "task_retry_backoff_max",
-    "result_expires",
-    "result_failure_expires",
-    "lock_duration",
-    "lock_renew_time",
-    "stalled_interval",
-    "drain_delay",
-    "run_retry_delay",
-    "shutdown_timeout",
-    "worker_autoscale_keepalive",
-]
+DURATIONS = [name for name, declared in SETTINGS.items() if declared.field.endswith("_ms")]
 COUNTS = [
     "broker_publish_retries",
     "max_payload",
