@@ -534,7 +534,7 @@ class ChildPool:
         return control.paused and not control.stopping
 
     def free_slots(self, per_child: int) -> int | None:
-        """Return how many more jobs the waiting children can run; ``None`` while one is starting, or is to be started."""
+        """Return how many more jobs the waiting children can run; ``None`` while one is starting or missing."""
         free = 0
         for index in self._staying():
             child = self._children[index]
@@ -698,7 +698,7 @@ class ChildPool:
             _send(child.pid, signal.SIGKILL)
 
     def start_missing(self) -> int | None:
-        """Start missing children; return the milliseconds until the next delayed start, more than 0, if there is one."""
+        """Start missing children; return the milliseconds (at least 1) until the next delayed start, if any."""
         now_ms = mono_ms()
         self._delayed_until_ms = [until for until in self._delayed_until_ms if until > now_ms]
         missing = self._target - len(self._staying()) - len(self._delayed_until_ms)
