@@ -45,6 +45,8 @@ from bulltask.queue.overview import find_queues
 from bulltask.queue.reasons import Explanation, Reason
 from bulltask.transport.broker import scan_up_to
 from bulltask.transport.call import QueueKeys, command
+from bulltask.transport.scripts.job import job_fields
+from bulltask.transport.scripts.move import CRASHES
 from bulltask.transport.scripts.queue import scan_queues
 
 if TYPE_CHECKING:
@@ -120,7 +122,10 @@ def _in_redis(app: App, job_id: str, queue: str | None, lake: Path | None) -> _F
         if found is None:
             return None
         logs = found.get_logs(0, MAX_LOG_LINES - 1, asc=False)
-        return _FoundJob(found, found.explain(), tuple(reversed(logs.lines)), logs.count)
+        with app._broker.pool.client() as client:
+            (crashes,) = client.run(job_fields(app._broker.keys(found.queue), found.id, [CRASHES]))
+        counted = int(crashes) if crashes is not None and crashes.isdigit() else 0
+        return _FoundJob(found, found.explain(), tuple(reversed(logs.lines)), logs.count, counted)
     except BrokerError as exc:
         if lake is None:
             raise
@@ -208,6 +213,7 @@ def _redis_fields(redis_job: _FoundJob) -> list[tuple[str, object]]:
         ("priority", job.priority),
         ("attempts", f"{job.attempts_made} of {max(1, job.attempts)} made, {job.attempts_started} started"),
         ("stalls", job.stalled_count),
+        ("crashes", redis_job.crashes and f"{redis_job.crashes} (child processes that died; its log has when)"),
         ("reason", job.failed_reason),
         ("data", job.data_text if job.data is None else _json(job.data)),
         ("options", _json(dict(job.opts))),
@@ -298,12 +304,16 @@ MAX_PAGES: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class _FoundJob:
-    """A job in Redis, with why it does not run, the last lines of its log in order, and the number of all lines."""
+    """A job in Redis, with why it does not run, and the last lines of its log in order.
+
+    ``log_lines`` is the number of all lines, and ``crashes`` how many child processes have died that had the job.
+    """
 
     job: Job
     explanation: Explanation
     logs: tuple[str, ...]
     log_lines: int
+    crashes: int
 
     @property
     def state(self) -> str:
@@ -332,6 +342,7 @@ class _FoundJob:
             "attempts_made": job.attempts_made,
             "attempts_started": job.attempts_started,
             "stalled_count": job.stalled_count,
+            "crashes": self.crashes,
             "worker": job.processed_by,
             "progress": job.progress,
             "returnvalue": job.returnvalue,

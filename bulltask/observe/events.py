@@ -181,8 +181,9 @@ _NATIVE_CRASH: Final = "Native code crashed: run the task alone with python -X f
 _EXIT_HINTS: Final = {
     OUT_OF_MEMORY: "The kernel killed it because memory was used up: lower --concurrency, raise the "
     "container's memory limit, or move memory-hungry jobs to a separate queue",
-    "SIGKILL": "Probably the OOM killer: check dmesg or the container's memory limit, lower --concurrency, or "
-    "move memory-hungry jobs to a separate queue",
+    "SIGKILL": "Perhaps the OOM killer: check dmesg or the container's memory limit, lower --concurrency, or move "
+    "memory-hungry jobs to a separate queue",
+    "SIGKILL (not for memory)": "Another process has killed it: the kernel has counted no kill for lack of memory",
     "SIGSEGV": _NATIVE_CRASH,
     "SIGBUS": _NATIVE_CRASH,
     "SIGILL": _NATIVE_CRASH,
@@ -718,7 +719,7 @@ class ChildStarted(Event):
 @event(
     "Child died",
     WARNING,
-    hint=lambda e: _EXIT_HINTS.get(e.exit_reason, ""),
+    hint=lambda e: _EXIT_HINTS.get(f"{e.exit_reason}{' (not for memory)' * e.oom_counted}", ""),
     count=lambda block, e: block.child_crashed(e.exit_reason),
 )
 class ChildDied(Event):
@@ -730,6 +731,10 @@ class ChildDied(Event):
     """``"SIGKILL"``, :data:`OUT_OF_MEMORY`, ``"exit code 3"`` …"""
     jobs: int
     """Number of its jobs."""
+    job_ids: tuple[str, ...] = ()
+    """The ids of its jobs, at most ten."""
+    oom_counted: bool = field(default=False, repr=False)
+    """Whether the kernel counts the processes that it kills because memory is used up, and has not counted this."""
 
 
 @event(
@@ -752,6 +757,8 @@ class ChildKilled(Event):
     or ``"exit_timeout"``."""
     jobs: int
     """Number of its jobs."""
+    job_ids: tuple[str, ...] = ()
+    """The ids of its jobs, at most ten."""
 
 
 @event("Child stopped", WARNING, hint="Send CONT to the child to let its jobs continue, or KILL to run them again")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Answers", "ControlBase", "Destination", "InspectBase"]
 
 Destination = str | Iterable[str] | None
-"""Worker ids, or patterns of ids (``web-*``), or ids without the process id; ``None`` for all workers."""
+"""Workers' names or ids, patterns of ids (``web-*``), or ids without the process id; ``None`` for all workers."""
 
 POLL_S: Final = 0.025
 _DURABLE_MS: Final = 60_000
@@ -148,8 +148,9 @@ class Conversation:
 
 
 def _matches(worker_id: str, name: str) -> bool:
-    """Whether a name is that of a worker: its id, a pattern, or the id without the process id and what follows it."""
-    return name in {worker_id, worker_id.rsplit("-", 2)[0]} or fnmatchcase(worker_id, name)
+    """Whether a name is that of a worker: its ``--name``, its id, a pattern, or the id without the process id."""
+    given = worker_id.rpartition("@")[0] or worker_id
+    return name in {worker_id, worker_id.rsplit("-", 2)[0], given} or fnmatchcase(worker_id, name)
 
 
 class ControlledApp(Protocol):

@@ -786,7 +786,7 @@ class ChildPool:
             if (killed := child.killed_attempts.get(view.token) or _cancelled(view, blocked=child.is_blocked))
             and view.attempt in {killed.attempt, UNKNOWN_ATTEMPT}  # it may have ended just before the kill
         }
-        self._emit_end(index, child, exit_reason, len(tokens), exited=exited, has_timed_out=has_timed_out)
+        self._emit_end(index, child, exit_reason, views, exited=exited, has_timed_out=has_timed_out)
         self._count_boot_failures(block, child)
         now_ms = mono_ms()
         # If a child lived for less than a second, its replacement starts when that second is over, so that a job that
@@ -797,29 +797,48 @@ class ChildPool:
         unstarted, outcomes = _prefetched(child.slots)
         ended = tuple(_ended(child.slots[noted.slot], noted) for noted in self._take_notes(index))
         return JobsOfDeadChild(
-            tokens, running, now_ms, exit_reason, intentional, killed_attempts, jobs, unstarted, outcomes, ended
+            tokens,
+            running,
+            now_ms,
+            exit_reason,
+            intentional,
+            killed_attempts,
+            jobs,
+            unstarted,
+            outcomes,
+            ended,
+            child.pid,
         )
 
     def _emit_end(
-        self, index: int, child: _Child, exit_reason: str, jobs: int, *, exited: bool, has_timed_out: bool
+        self,
+        index: int,
+        child: _Child,
+        exit_reason: str,
+        views: Sequence[SlotView],
+        *,
+        exited: bool,
+        has_timed_out: bool,
     ) -> None:
+        jobs = len(views), tuple(view.job_id for view in views if view.job_id and view.state in HAS_JOB)[:_JOB_IDS]
         if child.killed_attempts:
             killed = child.killed_attempts.values()
             cancel_reason = BLOCKED_LOOP if child.is_blocked else max(attempt.reason for attempt in killed).name.lower()
-            self._bus.emit(ChildKilled(index, child.pid, cancel_reason, jobs))
+            self._bus.emit(ChildKilled(index, child.pid, cancel_reason, *jobs))
         elif child.loop_blocked and not exited:
-            self._bus.emit(ChildKilled(index, child.pid, BLOCKED_LOOP, jobs))
+            self._bus.emit(ChildKilled(index, child.pid, BLOCKED_LOOP, *jobs))
         elif child.unresponsive and not exited:
             self._bus.emit(ChildKilled(index, child.pid, UNRESPONSIVE, 0))
         elif child.exceeded_memory and not exited:
-            self._bus.emit(ChildKilled(index, child.pid, HARD_MEMORY_LIMIT, jobs))
+            self._bus.emit(ChildKilled(index, child.pid, HARD_MEMORY_LIMIT, *jobs))
         elif exited and has_timed_out:
-            self._bus.emit(ChildKilled(index, child.pid, EXIT_TIMEOUT, jobs))
+            self._bus.emit(ChildKilled(index, child.pid, EXIT_TIMEOUT, *jobs))
         elif exited and not child.stop_requested:
             reason = child.block.reached_limit
             self._bus.emit(ChildExited(index, child.pid, reason.name.lower() if reason else "signal"))
         elif not child.stop_requested:
-            self._bus.emit(ChildDied(index, child.pid, exit_reason, jobs))
+            counted = exit_reason == "SIGKILL" and self._oom_kills.are_counted
+            self._bus.emit(ChildDied(index, child.pid, exit_reason, *jobs, counted))
 
     def _count_boot_failures(self, block: ChildBlock, child: _Child) -> None:
         if block.run_state is not ProcessState.INIT or child.stop_requested:
@@ -889,6 +908,7 @@ def _send(pid: int, number: signal.Signals) -> None:
 
 
 _CLAIM_MS: Final = 1_000
+_JOB_IDS: Final = 10
 
 
 class OutOfMemoryKills:
@@ -903,6 +923,11 @@ class OutOfMemoryKills:
         self._count = self._read()
         self._unclaimed = 0
         self._checked_ms = 0
+
+    @property
+    def are_counted(self) -> bool:
+        """Whether the kernel counts such kills here."""
+        return self._path is not None
 
     def claim(self) -> bool:
         """Return whether there was such a kill that has not been claimed yet."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -33,7 +34,7 @@ from bulltask.observe.counters import MetricsBlock, NotedAttempt, failure_counte
 from bulltask.observe.events import CrashLimitReached, JobFailed, JobRecovered, JobReleased, JobRetried, JobRevoked
 from bulltask.transport.call import Call, Fetched, FetchedJob, NoJob, QueueKeys, SyncClient, command, parse_fetched
 from bulltask.transport.scripts.add import add_deferred_duplicate
-from bulltask.transport.scripts.job import finish_revoked, job_fields
+from bulltask.transport.scripts.job import add_log, finish_revoked, job_fields
 from bulltask.transport.scripts.move import (
     FetchOptions,
     FinishOptions,
@@ -240,6 +241,7 @@ class JobsOfDeadChild:
         unstarted: The tokens of jobs that the child had prefetched.
         outcomes: For each token whose job had ended, the call that writes its outcome. Redis may have executed it.
         ended: The attempts that the child has not counted.
+        pid: Its process id.
     """
 
     tokens: tuple[str, ...]
@@ -252,6 +254,7 @@ class JobsOfDeadChild:
     unstarted: frozenset[str] = frozenset()
     outcomes: Mapping[str, bytes] = field(default_factory=dict)
     ended: tuple[EndedAttempt, ...] = ()
+    pid: int = 0
 
     def has_started(self, token: str, job_id: str) -> bool:
         """Whether the child may have started the job: it was not prefetched, or fetched by another job's last call."""
@@ -272,6 +275,7 @@ class _PendingRecovery:
         concurrent: How many jobs the child was running when it died; some may have been finished since.
         unwritten: The calls that write outcomes, by token, until Redis has replied.
         announced: The ids of jobs whose recovery was reported, although it may have to be tried again.
+        logged: The ids of jobs whose log has a line about this crash.
     """
 
     dead: JobsOfDeadChild
@@ -279,6 +283,7 @@ class _PendingRecovery:
     unwritten: Mapping[str, bytes]
     concurrent: int = 0
     announced: set[str] = field(default_factory=set)
+    logged: set[str] = field(default_factory=set)
 
     @property
     def readable(self) -> set[int]:
@@ -496,6 +501,9 @@ class Recovery:
                 self._release(keys, job_id, release_unstarted(keys, job_id, token), _UNSTARTED)
             return
         crashes = 0 if dead.intentional else self._client.run(count_crash(keys, job_id, token))
+        if crashes and job_id not in pending.logged:
+            self._log_crash(keys, job_id, dead, crashes)
+            pending.logged.add(job_id)
         running = token in dead.running
         if crashes and should_fail(crashes, max_crashes, concurrent=pending.concurrent, running=running):
             reason = (
@@ -514,6 +522,16 @@ class Recovery:
                 self._bus.emit(JobRecovered(job_id, keys.queue, crashes, mono_ms() - dead.died_ms))
                 pending.announced.add(job_id)
             self._client.run(release)
+
+    def _log_crash(self, keys: QueueKeys, job_id: str, dead: JobsOfDeadChild, crashes: int) -> None:
+        """Add a line to the job's log, which is best effort."""
+        at = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC)
+        line = f"{at:%Y-%m-%d %H:%M:%S} UTC: child process {dead.pid} died ({dead.exit_reason}) while it had this job"
+        line += f" (crash {crashes})" if crashes > 1 else ""
+        with suppress(BulltaskError):
+            (opts,) = self._client.run(job_fields(keys, job_id, ["opts"]))
+            keep = (codec.mapping_field({b"opts": opts or b"{}"}, b"opts") or {}).get("kl")
+            self._client.run(add_log(keys, job_id, line, keep, self._config.max_logs))
 
 
 _INTERVAL_MS: Final = 20

@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import redis
@@ -125,6 +126,16 @@ def test_inspect_shows_what_workers_run_and_know(harness: WorkerHarness, start: 
         assert list(document["replies"]) == [name]
     harness.open_gate()
     assert worker.stop() == ExitCode.OK
+
+
+def test_a_worker_is_addressed_by_its_name(harness: WorkerHarness) -> None:
+    name = id_of(harness.worker(TASKS, settings={"worker_name": "batch"}))
+    harness.worker(TASKS, settings={"worker_name": "batch-2"})
+    wait_until(lambda: len(harness.app.inspect(timeout=0.1).ping() or {}) == 2, 60.0, "two answers")
+    assert harness.app.control.pool_grow(1, destination=["batch"], reply=True) == [{name: {"ok": ANY}}]
+    assert harness.app.control.ping(destination=[""], timeout=0.1) == []
+    asked = run(harness, "inspect", "ping", "-d", "batch", "--json")
+    assert (asked.exit_code, list(json_of(asked, "inspect")["replies"])) == (0, [name])
 
 
 def test_workers_are_paused_resumed_and_stopped(harness: WorkerHarness, start: Callable[..., Worker]) -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
 import pytest
+from click.testing import CliRunner, Result
 
+from bulltask.cli.main import main
+from bulltask.worker.child_pool import OutOfMemoryKills
 from bulltask.worker.slots import ExitCode
+from tests.support.command_output import json_of
 from tests.support.machine_load import scale_to_load
 from tests.support.streams import server_ms
 from tests.support.worker_harness import WorkerHarness
@@ -64,6 +69,32 @@ def test_the_job_of_a_killed_child_runs_again_within_a_second(harness: WorkerHar
     assert harness.field(interrupted, "atm") == "1", "a crash is not counted as an attempt"
     assert harness.events.all(event="stalled") == []
     assert worker.stop() == 0
+
+
+def test_the_log_names_the_jobs_of_a_killed_child_and_the_jobs_know_of_it(harness: WorkerHarness) -> None:
+    worker = harness.worker(children=1, settings={"lock_duration": 30, "max_crashes": 2})
+    job = harness.hold("a")
+    for number in (1, 2):
+        pid = int(harness.wait_for_start(job, number)["pid"])
+        os.kill(pid, signal.SIGKILL)
+        died = worker.wait_for_line("Child died", pid=pid)[0]
+        assert (died["exit_reason"], died["job_ids"]) == ("SIGKILL", [job.id])
+        assert ("OOM" in died["hint"]) is not OutOfMemoryKills().are_counted
+        if number == 1:
+            harness.wait_for_start(job, 2)
+    assert harness.wait_for_event("failed", job)
+
+    def bulltask(*args: str) -> Result:
+        return CliRunner().invoke(main, ["-b", harness.url, *args])
+
+    shown = bulltask("job", "show", job.id).stdout
+    assert re.search(r"^crashes +2 \(", shown, re.MULTILINE), shown
+    assert json_of(bulltask("job", "show", job.id, "--json"), "job show")["redis"]["crashes"] == 2
+    lines = bulltask("job", "logs", job.id).stdout.splitlines()
+    assert re.fullmatch(r"20\d\d-.* UTC: child process \d+ died \(SIGKILL\) while it had this job", lines[0])
+    assert lines[1].endswith(f"child process {pid} died (SIGKILL) while it had this job (crash 2)")
+    [group] = json_of(bulltask("failures", "--error", "SIGKILL", "--json"), "failures")["failures"]
+    assert group["example"]["id"] == job.id
 
 
 def test_twenty_killed_children_lose_no_job_and_release_each_within_a_second(

@@ -266,7 +266,10 @@ def test_warnings_and_errors_have_a_hint() -> None:
 
 
 def test_the_hint_for_a_killed_child_mentions_memory() -> None:
-    assert "memory" in Log().emit(events.ChildDied(0, 4711, "SIGKILL", 1))["hint"]
+    assert "OOM killer" in Log().emit(events.ChildDied(0, 4711, "SIGKILL", 1))["hint"]
+    counted = Log().emit(events.ChildDied(0, 4711, "SIGKILL", 1, ("a",), oom_counted=True))
+    assert counted["hint"].startswith("Another process has killed it")
+    assert "oom_counted" not in counted
 
 
 def test_reconnects_are_logged_only_if_the_attempt_number_is_a_power_of_two() -> None:
