@@ -348,13 +348,10 @@ class _Fleet:
         connected = {row.name.removeprefix(keys.client_name()).removeprefix(":w:") for row in rows or ()}
         states, silent = dict[str, WorkerState](), list[str]()
         for worker_id, state in (stored or {}).items():
-            age_ms = 0 if state is None else now - state.at_ms
-            if rows is not None and worker_id not in connected and (state is None or age_ms > _SILENT * state.ttl_ms):
-                continue  # it was killed
-            if state is None or age_ms > _SILENT * state.ttl_ms:
-                silent.append(worker_id)
-            else:
+            if state is not None and now - state.at_ms <= _SILENT * state.ttl_ms:
                 states[worker_id] = state
+            elif rows is None or worker_id in connected:  # otherwise, it was killed
+                silent.append(worker_id)
         others = connected - set(stored or ())
         if stored is not None:
             silent += sorted(other for other in others if _is_of_bulltask(other))
@@ -367,12 +364,8 @@ class _Fleet:
 
     def find(self, job_id: str, queue: str) -> tuple[WorkerState, WorkerChild, WorkerJob] | None:
         """Return the worker and the child that have a job."""
-        for state in self.states.values():
-            for child in state.children:
-                for job in child.jobs:
-                    if (job.id, job.queue) == (job_id, queue):
-                        return state, child, job
-        return None
+        jobs = ((state, child, job) for state in self.states.values() for child in state.children for job in child.jobs)
+        return next((found for found in jobs if (found[2].id, found[2].queue) == (job_id, queue)), None)
 
 
 class _View:
@@ -550,17 +543,19 @@ class _View:
         for state in SETS:
             if replies[f"score {state}"] is not None:
                 return JobState(state)
-        if replies["lock"] not in {None, -2} or self._is_in("active"):
+        if replies["lock"] not in {None, -2} or self._position("active") is not None:
             return JobState.ACTIVE
-        if self._is_in("wait") or self._is_in("paused"):
+        if self._position("wait") is not None or self._position("paused") is not None:
             return JobState.WAITING
         if not replies["exists"]:
             return JobState.UNKNOWN
         is_beyond = any(replies.count(name) > 2 * _SEARCHED for name in LISTS)
         return JobState.WAITING if is_beyond else None
 
-    def _is_in(self, name: str) -> bool:
-        return self._replies[f"from right {name}"] is not None or self._replies[f"from left {name}"] is not None
+    def _position(self, name: str) -> int | None:
+        """Return the job's position in a list; ``None`` if it was not found there."""
+        from_right: int | None = self._replies[f"from right {name}"]
+        return self._replies[f"from left {name}"] if from_right is None else from_right
 
     def _place(self) -> tuple[object, ...]:
         """Return what differs if the job has moved."""
@@ -731,14 +726,10 @@ class _View:
 
     def _judge_absence(self, rows: Sequence[ClientRow]) -> None:
         if others := _workers_of(rows, self._twin):
-            hash_tag = str(self._keys.name.startswith("{")).lower()
-            self._add(
-                "wrong-hash-tag",
-                f"The workers are connected to the queue {self._twin.name}, which is another queue than "
-                f"{self._keys.name}: queue_hash_tag must be the same wherever jobs are sent and run",
-                {"queue": self._keys.name, "other": self._twin.name, "workers of the other": len(others)},
-                f"BULLTASK_QUEUE_HASH_TAG={hash_tag} {self._start_worker()}",
-            )
+            own, twin = self._keys.name, self._twin.name
+            what = f"The workers are connected to the queue {twin}, which is another queue than {own}"
+            start = f"BULLTASK_QUEUE_HASH_TAG={str(own.startswith('{')).lower()} {self._start_worker()}"
+            self._add_wrong_hash_tag(what, start, {"workers of the other": len(others)})
             return
         names = sorted({queue_of_connection(row.name, self._keys.prefix)[0] for row in rows} - {""})
         only = f", only to {', '.join(names[:_SHOWN])}" if names else ""
@@ -831,6 +822,10 @@ class _View:
             f"{job.id} of queue {job.queue} for {_seconds(self._now_ms - job.since_ms)}" for job, _, _ in jobs[:_SHOWN]
         )
         slots, taken = sum(state.slots for state in states), sum(state.busy for state in states)
+        shown = [
+            {"id": job.id, "queue": job.queue, "since": _iso(job.since_ms), "worker": worker, "pid": pid}
+            for job, pid, worker in jobs[:_SAMPLE]
+        ]
         children = sum(child.state == "run" for state in states for child in state.children)
         # A sync job keeps its child from using its other slots.
         number, noun, nouns = (slots, "slot", "slots") if taken >= slots else (children, "child", "children")
@@ -838,19 +833,16 @@ class _View:
         self._add(
             "workers-busy",
             f"{_count(len(states), 'worker')} of queue {self._queue} {'has' if len(states) == 1 else 'have'} "
-            f"{every} busy: {names or 'short jobs'}"
-            f"{' …' if len(jobs) > _SHOWN else ''}",
-            {
-                "slots": slots,
-                "busy": taken,
-                "jobs": [
-                    {"id": job.id, "queue": job.queue, "since": _iso(job.since_ms), "worker": worker, "pid": pid}
-                    for job, pid, worker in jobs[:_SAMPLE]
-                ],
-            },
+            f"{every} busy: {names or 'short jobs'}{' …' if len(jobs) > _SHOWN else ''}",
+            {"slots": slots, "busy": taken, "jobs": shown},
             "bulltask control grow" if len(states) > 1 else f"bulltask control grow -d {quote(states[0].id)}",
             "proved" if taken >= slots else "likely",
         )
+
+    def _add_wrong_hash_tag(self, what: str, command_line: str, evidence: Mapping[str, Any]) -> None:
+        sentence = f"{what}: queue_hash_tag must be the same wherever jobs are sent and run"
+        names = {"queue": self._keys.name, "other": self._twin.name}
+        self._add("wrong-hash-tag", sentence, {**names, **evidence}, command_line)
 
     def _other_option(self) -> str:
         return "--queue-hash-tag" if self._twin.name.startswith("{") else "--no-queue-hash-tag"
@@ -949,7 +941,7 @@ class _View:
             reason = codec.decode_text(replies["incompatible reason"])[:_MAX_TEXT]
             code = "unknown-task" if _NOT_REGISTERED in reason else "incompatible"
             sentence = f"Jobs wait for a worker that can run them, such as {job_id}: {reason}"
-            self._add(code, sentence, {"job": job_id, "failedReason": reason}, f"bulltask job show {quote(job_id)}")
+            self._add(code, sentence, {"job": job_id, "failedReason": reason}, _show(job_id))
         for task in list(replies["rates"] or ())[:_SAMPLE]:
             if waiting := replies.count(f"line {task}"):
                 sentence = f"The rate limit of task {task} throttles {_count(waiting, 'job')}"
@@ -988,14 +980,11 @@ class _View:
     def _judge_unused(self) -> None:
         replies = self._replies
         if replies["twin"]:
-            self._add(
-                "wrong-hash-tag",
-                f"Redis has no queue {self._keys.name}, but a queue {self._twin.name}, with "
-                f"{_count(replies.count('twin wait'), 'waiting job')}: queue_hash_tag must be the same wherever jobs "
-                "are sent and run",
-                {"queue": self._keys.name, "other": self._twin.name, "waiting": replies.count("twin wait")},
-                f"bulltask why -Q {quote(self._queue)} {self._other_option()}",
-            )
+            waiting = replies.count("twin wait")
+            jobs = f"with {_count(waiting, 'waiting job')}"
+            what = f"Redis has no queue {self._keys.name}, but a queue {self._twin.name}, {jobs}"
+            why = f"bulltask why -Q {quote(self._queue)} {self._other_option()}"
+            self._add_wrong_hash_tag(what, why, {"waiting": waiting})
         elif self._has_no_workers() and replies.sees("meta"):
             self._add(
                 "unknown-queue",
@@ -1101,13 +1090,8 @@ class _View:
         if (owner := replies["dedup owner"]) is not None:
             self._judge_owner(job_id, text(owner), replies["dedup ttl"], exists=bool(replies["owner exists"]))
         if replies["twin job"]:
-            self._add(
-                "wrong-hash-tag",
-                f"The job is in the queue {self._twin.name}, not in {self._keys.name}: queue_hash_tag must be the same "
-                "wherever jobs are sent and run",
-                {"queue": self._keys.name, "other": self._twin.name},
-                _show(job_id, self._other_option()),
-            )
+            what = f"The job is in the queue {self._twin.name}, not in {self._keys.name}"
+            self._add_wrong_hash_tag(what, _show(job_id, self._other_option()), {})
         if replies["dedup owner"] is None and not replies["twin job"]:
             evicted, policy = _whole(self._info.get("evicted_keys")), self._info.get("maxmemory_policy", "")
             or_evicted = f"; or Redis has evicted it ({evicted:,} keys so far, {policy})" if evicted else ""
@@ -1213,10 +1197,8 @@ class _View:
         in_ms = job.since_ms + (_number_in(state.batches, task, "wait_ms") or 0) - self._now_ms
         if job.state == "prefetched":
             others = [it.id for it in child.jobs if it.state == "active"]
-            sentence = (
-                f"Child {child.pid} of worker {state.id} has acquired the job in advance; it runs {_listed(others)}"
-            )
-            self._add("prefetched", sentence, evidence)
+            ahead = f"Child {child.pid} of worker {state.id} has acquired the job in advance"
+            self._add("prefetched", f"{ahead}; it runs {_listed(others)}", evidence)
         elif in_ms > 0 and len(child.jobs) < size:
             filled = f"{len(child.jobs)} of {size} jobs"
             sentence = f"The job waits for others of its batch, for {_seconds(in_ms)} or less; it has {filled}"
@@ -1426,9 +1408,8 @@ class _View:
     def _before(self) -> tuple[int, bool]:
         """Return how many jobs come before the job, and whether that is all of them."""
         for name in ("wait", "paused"):
-            for position in (self._replies[f"from right {name}"], self._replies[f"from left {name}"]):
-                if position is not None:
-                    return max(0, self._replies.count(name) - 1 - position), True
+            if (position := self._position(name)) is not None:
+                return max(0, self._replies.count(name) - 1 - position), True
         return _SEARCHED, False
 
 
