@@ -37,7 +37,7 @@ from bulltask.config.config import Config
 from bulltask.config.parsers import parse_names
 from bulltask.jobs.errors import BrokerError, ConfigError, InvalidNameError, JobError
 from bulltask.jobs.job import BULLTASK_KEY
-from bulltask.jobs.names import JobState, Revocation, bullmq_name, check_queue_name, name_in_app
+from bulltask.jobs.names import JobState, Revocation, address_of, bullmq_name, check_queue_name, name_in_app
 from bulltask.jobs.payloads import describe, is_envelope
 from bulltask.queue import Job
 from bulltask.queue.flows import FlowNode
@@ -117,6 +117,7 @@ def _in_redis(app: App, job_id: str, queue: str | None, lake: Path | None) -> _F
             from bulltask.lake import History  # noqa: PLC0415 - slow, and needs an extra
 
             known = History(lake).queues()
+        job_id, queue = _address(app, job_id, queue)
         name = queue_of_job(app, job_id, queue, known)
         found = None if name is None else app.queue(name).get_job(job_id)
         if found is None:
@@ -125,7 +126,9 @@ def _in_redis(app: App, job_id: str, queue: str | None, lake: Path | None) -> _F
         with app._broker.pool.client() as client:
             (crashes,) = client.run(job_fields(app._broker.keys(found.queue), found.id, [CRASHES]))
         counted = int(crashes) if crashes is not None and crashes.isdigit() else 0
-        return _FoundJob(found, found.explain(), tuple(reversed(logs.lines)), logs.count, counted)
+        children = {kind: number for kind, number in found.get_dependencies_count().items() if number}
+        parent = _parent(app, found)
+        return _FoundJob(found, found.explain(), tuple(reversed(logs.lines)), logs.count, counted, children, parent)
     except BrokerError as exc:
         if lake is None:
             raise
@@ -219,9 +222,24 @@ def _redis_fields(redis_job: _FoundJob) -> list[tuple[str, object]]:
         ("options", _json(dict(job.opts))),
         ("result", None if job.returnvalue is None else _json(job.returnvalue)),
         ("progress", job.progress and _json(job.progress)),
-        ("parent", job.parent_key),
+        ("parent", redis_job.parent and "job {1} of queue {0} (bulltask job tree {1})".format(*redis_job.parent)),
+        ("children", redis_job.children and _children(redis_job)),
         ("scheduler", job.scheduler_id),
     ]
+
+
+def _children(found: _FoundJob) -> str:
+    counts = ", ".join(f"{number} {kind}" for kind, number in found.children.items())
+    return f"{counts} (bulltask job tree {found.job.id})"
+
+
+def _parent(app: App, found: Job) -> tuple[str, str] | None:
+    """Return the queue, by its name in the app, and the id of a job's parent."""
+    if found.parent_key is None:
+        return None
+    config = app._config
+    _, name, job_id = address_of(found.parent_key, config.prefix)
+    return name_in_app(name, hash_tag=config.queue_hash_tag), job_id
 
 
 def _sender(opts: Mapping[str, Any]) -> str:
@@ -256,7 +274,8 @@ def _lake_fields(history: JobHistory, *, all_fields: bool) -> list[tuple[str, ob
 
 def _sections(redis_job: _FoundJob | None, history: JobHistory | None) -> Iterator[tuple[str, Sequence[str]]]:
     if redis_job:
-        yield "Why it does not run", [in_one_line(reason.sentence, 1_000) for reason in redis_job.why]
+        title = "Why it has not finished" if redis_job.state == "active" else "Why it does not run"
+        yield title, [line for reason in redis_job.why for line in _reason(reason)]
     if history:
         yield "Attempts", _attempts(history)
         yield "Earlier jobs with this id", [f"{stamp(job.seen_at)}  {job.state}" for job in history.incarnations[1:]]
@@ -269,6 +288,12 @@ def _sections(redis_job: _FoundJob | None, history: JobHistory | None) -> Iterat
         shown, total = len(redis_job.logs), redis_job.log_lines
         more = "" if shown == total else f" (the last {shown} of {total})"
         yield f"Logs{more}", [line for text in redis_job.logs for line in safe(text).splitlines()]
+
+
+def _reason(reason: Reason) -> Iterator[str]:
+    yield in_one_line(reason.sentence, 1_000)
+    if reason.command is not None:
+        yield f"  {'>>>' if reason.command.startswith('app.') else '$'} {in_one_line(reason.command, 1_000)}"
 
 
 def _attempts(history: JobHistory) -> list[str]:
@@ -306,7 +331,8 @@ MAX_PAGES: Final = 1_000
 class _FoundJob:
     """A job in Redis, with why it does not run, and the last lines of its log in order.
 
-    ``log_lines`` is the number of all lines, and ``crashes`` how many child processes have died that had the job.
+    ``log_lines`` is the number of all lines, ``crashes`` how many child processes have died that had the job,
+    ``children`` how many child jobs of each kind it has, and ``parent`` the queue and id of its parent.
     """
 
     job: Job
@@ -314,6 +340,8 @@ class _FoundJob:
     logs: tuple[str, ...]
     log_lines: int
     crashes: int
+    children: Mapping[str, int]
+    parent: tuple[str, str] | None
 
     @property
     def state(self) -> str:
@@ -351,6 +379,8 @@ class _FoundJob:
             "logs": list(self.logs),
             "log_lines": self.log_lines,
             "parent_key": job.parent_key,
+            "parent": self.parent and {"queue": self.parent[0], "id": self.parent[1]},
+            "children": dict(self.children),
             "deduplication_id": job.deduplication_id,
             "scheduler_id": job.scheduler_id,
             "why": [reason.to_json() for reason in self.why],
@@ -610,8 +640,20 @@ def logs(ctx: click.Context, /, *, job_id: str, lines: int, **options: Any) -> N
         echo(f"the last {len(texts):,} of {stored.count:,} lines", err=True)
 
 
+def _address(app: App, job_id: str, queue: str | None) -> tuple[str, str | None]:
+    """Return the id and the queue in a job's key, such as the ``parent_key`` of another; other ids as they are."""
+    config = app._config
+    if queue is None and job_id.startswith(f"{config.prefix}:"):
+        _, name, its_id = address_of(job_id, config.prefix)
+        in_app = name_in_app(name, hash_tag=config.queue_hash_tag)
+        if its_id and bullmq_name(in_app, hash_tag=config.queue_hash_tag) == name:
+            return its_id, in_app
+    return job_id, queue
+
+
 def existing_job(app: App, job_id: str, queue: str | None) -> Job:
-    """Return a job, from any queue by default; raises :class:`NotFoundError` if it does not exist."""
+    """Return a job by its id or key, from any queue by default; raises :class:`NotFoundError` if it does not exist."""
+    job_id, queue = _address(app, job_id, queue)
     name = queue_of_job(app, job_id, queue)
     found = None if name is None else app.queue(name).get_job(job_id)
     if found is None:
@@ -631,7 +673,7 @@ def existing_job(app: App, job_id: str, queue: str | None) -> Job:
 )
 @operator_options
 def tree(ctx: click.Context, /, *, job_id: str, depth: int, max_children: int, **options: Any) -> None:
-    """Show a flow from the job ID downwards, with the state of each job.
+    """Show a flow from the job ID downwards, with the state of each job, and name its parent.
 
     Exit codes: 0 (done), 1 (an error), 4 (the job does not exist).
     """
@@ -641,9 +683,16 @@ def tree(ctx: click.Context, /, *, job_id: str, depth: int, max_children: int, *
         if flow is None:
             raise _missing(job_id, root.queue)
         document = _tree(flow)
+        parent = _parent(app, root)
+        document["parent"] = parent and {"queue": parent[0], "id": parent[1]}
     if options["as_json"]:
         print_json(document)
     else:
+        if parent is not None:
+            echo(
+                f"child of job {in_one_line(parent[1])}, queue {in_one_line(parent[0])}: bulltask job tree {parent[1]}",
+                err=True,
+            )
         echo("\n".join(_tree_lines(document)))
 
 

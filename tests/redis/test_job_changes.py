@@ -102,6 +102,33 @@ def test_the_tree_of_a_flow_has_the_state_of_each_job(app: App, bulltask: Bullta
     cut = json_of(bulltask("job", "tree", root.id, "--json", "--depth", 1), "job tree")
     assert (cut["children"], cut["children_left_out"]) == ([], 2)
     assert bulltask("job", "tree", "gone").exit_code == 4
+    assert document["parent"] is None
+
+
+def test_parents_and_child_jobs_are_named_with_the_command_that_shows_them(app: App, bulltask: Bulltask) -> None:
+    root = app.flows().add(FlowJob("all", queue="mail", children=[FlowJob("part", queue="mail")])).job
+    [part] = app.queue("mail").get_waiting()
+    shown = bulltask("job", "show", part.id).stdout
+    assert f"parent     job {root.id} of queue mail (bulltask job tree {root.id})\n" in shown
+    assert f"children   1 unprocessed (bulltask job tree {root.id})\n" in bulltask("job", "show", root.id).stdout
+    document = json_of(bulltask("job", "show", part.id, "--json"), "job show")["redis"]
+    assert document["parent"] == {"queue": "mail", "id": root.id}
+    for command in ("show", "tree", "logs"):
+        assert bulltask("job", command, str(part.parent_key)).exit_code == 0, "the parent's key is accepted as its id"
+    tree = bulltask("job", "tree", part.id)
+    assert tree.stderr == f"child of job {root.id}, queue mail: bulltask job tree {root.id}\n"
+    assert json_of(bulltask("job", "tree", part.id, "--json"), "job tree")["parent"]["id"] == root.id
+
+
+def test_a_job_that_runs_is_not_said_not_to_run_and_the_next_command_is_shown(app: App, bulltask: Bulltask) -> None:
+    queue = app.queue("mail")
+    waiting, running = queue.add("send"), queue.get_next_job("token")
+    assert running is not None
+    shown = bulltask("job", "show", waiting.id).stdout
+    assert "\nWhy it has not finished\n" in shown
+    assert "does not run" not in shown
+    queue.pause()
+    assert "\n    $ bulltask queue resume mail" in bulltask("job", "show", queue.add("send").id).stdout
 
 
 def test_schedules_are_added_listed_run_and_removed(app: App, bulltask: Bulltask) -> None:
