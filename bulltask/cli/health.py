@@ -41,7 +41,8 @@ def health(
     live: the supervisor makes progress, whatever Redis and the tasks do. ready: the worker can take jobs now.
     Without --redis, no app is loaded, and Redis is not asked: the command reads the workers' shared memory.
 
-    With --redis, a worker that has written no state for 15 s does not exist.
+    With --redis, a worker that has written no state for 15 s is not alive; when it is no longer connected, either, it
+    does not exist.
     """
     if not by_redis and sys.platform != "linux":
         raise click.ClickException("this needs Linux: ask /livez or /readyz of the worker's metrics port instead")
@@ -77,14 +78,17 @@ def _here(is_live: bool) -> Iterator[_Found]:
 def _in_redis(ctx: click.Context, options: dict[str, Any], is_live: bool) -> Iterator[_Found]:
     from bulltask.cli.app_loader import load_app_or_broker  # noqa: PLC0415
     from bulltask.cli.queues import keys_of  # noqa: PLC0415
-    from bulltask.queue.overview import read_fleet  # noqa: PLC0415
+    from bulltask.queue.overview import SILENT, read_fleet  # noqa: PLC0415
+    from bulltask.transport.workers import pid_of_worker  # noqa: PLC0415
 
     with closing(load_app_or_broker(ctx, options)) as app, app._broker.pool.client() as client:
         client.connect()
         fleet = read_fleet(client, keys_of(app, client, None, scan=False)[0], app._broker.clock.now_ms())
     for worker_id, state in sorted(fleet.states.items()):
-        if state is None or (state.is_short and not is_live):
-            yield worker_id, 0 if state is None else state.pid, ["its state cannot be read"]
+        if state is None:
+            yield worker_id, pid_of_worker(worker_id), [SILENT]
+        elif state.is_short and not is_live:
+            yield worker_id, state.pid, ["its state is in a queue that cannot be read"]
         else:
             problem = ""
             if state.state != "run":

@@ -15,7 +15,7 @@ from bulltask.cli.queues import keys_of
 from bulltask.cli.terminal import as_table, duration_text, echo, in_one_line, iso, print_json
 from bulltask.jobs import codec
 from bulltask.jobs.names import name_in_app
-from bulltask.queue.overview import ConnectedWorker, Fleet, read_fleet
+from bulltask.queue.overview import SILENT, ConnectedWorker, Fleet, read_fleet
 from bulltask.transport.call import Call, SyncClient, command
 from bulltask.transport.workers import WorkerChild, WorkerJob, WorkerState
 
@@ -31,8 +31,8 @@ _Names = Mapping[tuple[str, str], str]
 def workers(ctx: click.Context, /, *, queues: str | None, **options: Any) -> None:
     """List the workers with their queues, children, memory and running jobs.
 
-    Workers write their state to Redis every five seconds, and when it changes. Those of Node.js, and of older versions
-    of bulltask, do not: they are listed by their connections.
+    Workers write their state to Redis every five seconds, and when it changes. Those of Node.js do
+    not: they are listed by their connections.
 
     Exit codes: 0 (there are workers), 1 (an error), 69 (there are none).
     """
@@ -74,8 +74,8 @@ def _task_names(client: SyncClient, app: App, fleet: Fleet) -> _Names:
 def _pages(app: App, fleet: Fleet, tasks: _Names, now_ms: int) -> Iterator[str]:
     for worker_id, state in sorted(fleet.states.items()):
         if state is None or state.is_short:
-            why = "its state is missing" if state is None else "its state is in a queue that cannot be read"
-            yield f"{in_one_line(worker_id)}  unknown: {why}"
+            why = f"unknown: {SILENT}" if state is None else "unknown: its state is in a queue that cannot be read"
+            yield f"{in_one_line(worker_id)}  {why}"
         else:
             yield "\n".join(_worker(state, tasks, now_ms))
     others = fleet.others or ()
@@ -91,7 +91,7 @@ def _pages(app: App, fleet: Fleet, tasks: _Names, now_ms: int) -> Iterator[str]:
             for worker in sorted(others, key=lambda worker: (worker.queue, worker.name, worker.address))
         ]
         table = as_table(("name", "queue", "address", "connected for"), rows)
-        yield f"Workers that do not report their state (Node.js, or older versions of bulltask):\n{table}"
+        yield f"Workers that do not report their state (Node.js):\n{table}"
 
 
 def _worker(state: WorkerState, tasks: _Names, now_ms: int) -> Iterator[str]:

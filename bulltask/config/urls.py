@@ -173,6 +173,14 @@ class SecretUrl:
         """The name in a Sentinel URL by which the sentinels monitor the primary, such as ``mymaster``."""
         return self.path.strip("/").partition("/")[0]
 
+    @property
+    def database(self) -> int:
+        """The number of the database."""
+        path = "" if self.scheme == "unix" else self.path.strip("/")
+        named = path.partition("/")[2] if self.kind == "sentinel" else path
+        number = dict(parse_qsl(self._url.partition("?")[2])).get("db", named)
+        return int(number) if number.isdecimal() else 0
+
     def at(self, host_and_port: str) -> SecretUrl:
         """Return the URL of one server: the same user, database and options, with this host and port."""
         if self.kind == "single":

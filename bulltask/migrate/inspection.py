@@ -459,6 +459,7 @@ def _workers(client: SyncClient, keys: BullKeys) -> Sequence[str] | None:
     """Return the workers, recognized by the names of their connections; senders' connections have no name."""
     name = keys.client_name()
     try:
-        return [f"{row.name} at {row.address}" for row in client.run(list_clients(name, f"{name}:w:"))]
+        rows = client.run(list_clients(name, f"{name}:w:", database=client.database))
     except BrokerAuthError:  # CLIENT LIST is not permitted
         return None
+    return [f"{row.name} at {row.address}" for row in rows]

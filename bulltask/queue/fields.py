@@ -379,7 +379,8 @@ def get_clients(context: QueueContext, *, events: bool) -> Operation[list[Client
     """List the connections of workers, or of event readers."""
     name = context.keys.client_name()
     marker = f"{name}:w:"
-    rows = yield from execute(scripts.list_clients(f"{name}:qe") if events else scripts.list_clients(name, marker))
+    wanted = (f"{name}:qe", "") if events else (name, marker)
+    rows = yield from execute(scripts.list_clients(*wanted, database=context.broker.endpoint.url.database))
     return [
         ClientInfo(
             row.name[len(marker) :] if row.name.startswith(marker) else "",

@@ -24,7 +24,7 @@ from bulltask.transport.scripts.queue import (
     queue_of_connection,
     scan_queues,
 )
-from bulltask.transport.workers import WorkerState, read_workers, scan_registry
+from bulltask.transport.workers import WorkerState, pid_of_worker, read_workers, scan_registry
 
 __all__ = [
     "ConnectedWorker",
@@ -44,6 +44,11 @@ MAX_PAGES: Final = 400
 """How many pages, of a thousand keys each, are scanned for queues on each server; this takes about half a second."""
 
 _QUEUES_PER_ROUND_TRIP: Final = 500
+
+SILENT_S: Final = 15
+"""For how long a worker of bulltask without a state must have been connected to count as silent, not as new."""
+SILENT: Final = "its supervisor has not written its state: it was stopped, hangs, or is not permitted to"
+"""What is said of a worker whose state is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +87,11 @@ class Fleet:
     """The workers of some queues.
 
     Attributes:
-        states: The workers that report their state, by id; ``None`` if it is unknown. See
-            :func:`bulltask.transport.workers.read_workers`.
+        states: The workers of bulltask, by id; ``None`` if the state is unknown. See
+            :func:`bulltask.transport.workers.read_workers`. It is unknown, too, if children are connected, but the
+            supervisor no longer writes it.
         queues_of: The names in BullMQ of those queues that each of them processes.
-        others: Connected workers that do not report it, such as those of Node.js; ``None`` if listing connections is
-            not permitted.
+        others: Other connected workers, such as those of Node.js; ``None`` if listing connections is not permitted.
     """
 
     states: Mapping[str, WorkerState | None]
@@ -124,7 +129,7 @@ def worker_connections(client: SyncClient, prefix: str) -> list[ConnectedWorker]
     """Return the connections of workers; ``None`` if listing them is not permitted."""
     start = f"{prefix}:"
     try:
-        rows = client.run(list_clients(start, start))
+        rows = client.run(list_clients(start, start, database=client.database))
     except BrokerAuthError:
         return None
     named = [(row, *queue_of_connection(row.name, prefix)) for row in rows]
@@ -147,7 +152,13 @@ def read_fleet(client: SyncClient, queues: Sequence[QueueKeys], now_ms: int) -> 
     connected = worker_connections(client, queues[0].prefix) if queues else []
     others = None
     if connected is not None:
-        others = tuple(worker for worker in connected if worker.queue in names and worker.name not in states)
+        found_others = [worker for worker in connected if worker.queue in names and worker.name not in states]
+        others = tuple(worker for worker in found_others if not pid_of_worker(worker.name))
+        for worker in found_others:
+            if pid_of_worker(worker.name) and worker.age_s >= SILENT_S:  # others have started, and soon write it
+                states[worker.name] = None
+                of_worker = queues_of.setdefault(worker.name, [])
+                of_worker += [] if worker.queue in of_worker else [worker.queue]
     return Fleet(states, {worker_id: tuple(found) for worker_id, found in queues_of.items()}, others)
 
 

@@ -40,7 +40,7 @@ from bulltask.transport.scripts.queue import (
     list_clients,
     queue_of_connection,
 )
-from bulltask.transport.workers import WorkerChild, WorkerJob, WorkerState, read_workers
+from bulltask.transport.workers import WorkerChild, WorkerJob, WorkerState, pid_of_worker, read_workers
 
 __all__ = ["REASONS", "Certainty", "Explanation", "Reason", "explain_job", "explain_queue", "traces", "unreachable"]
 
@@ -354,7 +354,7 @@ class _Fleet:
                 silent.append(worker_id)
         others = connected - set(stored or ())
         if stored is not None:
-            silent += sorted(other for other in others if _is_of_bulltask(other))
+            silent += sorted(other for other in others if pid_of_worker(other))
         unknown = sorted(others - set(silent))
         return cls(states, unknown, silent, stored is not None and rows is not None)
 
@@ -377,6 +377,7 @@ class _View:
         self._id = job_id
         self._config = context.broker.config
         self._url = context.broker.endpoint.safe_url
+        self._database = context.broker.endpoint.url.database
         self._now_ms = context.now_ms()
         self._replies = _Replies()
         self._reasons: list[Reason] = []
@@ -474,7 +475,7 @@ class _View:
         """Return the calls that depend on what was read first."""
         keys, calls = self._keys, dict[str, Call[Any]]()
         if _whole(self._info.get("connected_clients")) <= _MAX_CLIENTS:
-            calls["clients"] = list_clients(keys.client_name(), f"{keys.prefix}:")
+            calls["clients"] = list_clients(keys.client_name(), f"{keys.prefix}:", database=self._database)
         if self._is_paused():
             calls["pause note"] = command("GET", keys.pause_note, parse_reply=Pause.from_json)
             calls["events"] = command("XREVRANGE", keys.events, "+", "-", "COUNT", _EVENTS, parse_reply=_paused_ms)
@@ -917,7 +918,7 @@ class _View:
 
     def _is_gone(self, worker: str) -> bool:
         """Whether a worker of bulltask is neither connected nor has a state."""
-        return _is_of_bulltask(worker) and not self._fleet.has(worker)
+        return pid_of_worker(worker) != 0 and not self._fleet.has(worker)
 
     def _recovery_ms(self, *, marked: bool = False) -> int:
         """Return how long it takes at most until a job without a lock is found; ``marked`` by the last check.
@@ -1411,15 +1412,6 @@ class _View:
             if (position := self._position(name)) is not None:
                 return max(0, self._replies.count(name) - 1 - position), True
         return _SEARCHED, False
-
-
-def _is_of_bulltask(worker: str) -> bool:
-    """Whether this is the id of a worker of bulltask (:func:`bulltask.observe.log.worker_id`), as far as one can see.
-
-    Names of Node.js' workers are chosen by users.
-    """
-    parts = worker.rsplit("-", 2)
-    return len(parts) == 3 and parts[1].isdigit() and len(parts[2]) == 6
 
 
 def _other_spelling(name: str) -> str:

@@ -302,6 +302,10 @@ class SyncClient(Protocol):
     def safe_url(self) -> str:
         """The server's URL without its password."""
 
+    @property
+    def database(self) -> int:
+        """The number of the database."""
+
     def set_deadline(self, deadline_ms: int | None) -> None:
         """Limit all calls, and connecting, to ``deadline_ms`` (``mono_ms``); ``None``: the endpoint's timeouts."""
 

@@ -205,6 +205,11 @@ class Client:
         """The server's URL without its password."""
         return self._endpoint.safe_url
 
+    @property
+    def database(self) -> int:
+        """The number of the database."""
+        return self._endpoint.url.database
+
     def connect(self) -> None:
         """Connect now instead of on the first call, and set the clock if it is due; raises the errors of :meth:`run`.
 

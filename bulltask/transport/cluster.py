@@ -471,6 +471,11 @@ class ClusterClient:
         """The cluster's URL without its password."""
         return self._endpoint.safe_url
 
+    @property
+    def database(self) -> int:
+        """The number of the database."""
+        return 0
+
     def set_deadline(self, deadline_ms: int | None) -> None:
         """Limit all calls, and connecting, to ``deadline_ms`` (``mono_ms``); ``None``: the endpoint's timeouts."""
         self._deadline_ms = deadline_ms

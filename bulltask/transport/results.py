@@ -14,6 +14,7 @@ from itertools import compress
 from typing import Final
 
 from bulltask.config.config import Config
+from bulltask.config.urls import SecretUrl
 from bulltask.jobs import clock as loop_timers
 from bulltask.jobs import codec
 from bulltask.jobs.clock import mono_ms
@@ -498,7 +499,7 @@ def _workers(keys: QueueKeys, url: str) -> Operation[str]:
     """Return how many workers the queue has; ``""`` if the server does not say."""
     own = keys.client_name()
     try:
-        rows: list[ClientRow] = yield from execute(list_clients(own, f"{own}:w:"))
+        rows: list[ClientRow] = yield from execute(list_clients(own, f"{own}:w:", database=SecretUrl(url).database))
         others: set[str] = set() if rows else (yield from execute(worker_queues(keys.prefix)))
     except BrokerError:  # CLIENT LIST is forbidden
         return ""

@@ -24,6 +24,7 @@ __all__ = [
     "WorkerJob",
     "WorkerState",
     "forget_queues",
+    "pid_of_worker",
     "read_workers",
     "register_queues",
     "remove_state",
@@ -169,6 +170,16 @@ class WorkerState:
         return state
 
 
+def pid_of_worker(worker_id: str) -> int:
+    """Return the supervisor's process id, which a worker's id contains (:func:`bulltask.observe.log.worker_id`).
+
+    0 if this is not the id of a worker of bulltask, as far as one can see: users choose the names of Node.js' workers.
+    """
+    _, pid, end = ["", "", *worker_id.rsplit("-", 2)][-3:]
+    return int(pid) if pid.isdecimal() and len(end) == _RANDOM_CHARS else 0
+
+
+_RANDOM_CHARS: Final = 6
 _SHORT: Final = tuple(item.name for item in fields(WorkerState))[:13]
 
 

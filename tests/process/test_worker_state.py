@@ -8,13 +8,15 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 import pytest
 from click.testing import CliRunner
 
+from bulltask import App
 from bulltask.cli.main import main
 from bulltask.cli.options import ExitCode
-from bulltask.queue import AsyncQueue
+from bulltask.queue import AsyncQueue, Queue, overview
 from bulltask.testing.worker import wait_until
 from bulltask.transport.operation import run_sync
 from bulltask.transport.workers import WorkerState, read_workers, scan_registry
@@ -116,6 +118,49 @@ def test_the_state_of_a_killed_worker_expires(harness: WorkerHarness) -> None:
     started = time.monotonic()
     wait_until(lambda: not states(harness) and not states(harness, "other"), 60.0, "the end of the state")
     assert time.monotonic() - started <= scale_to_load(1.5)
+
+
+def test_a_worker_whose_supervisor_was_stopped_is_silent_and_not_one_of_nodes(
+    harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overview, "SILENT_S", 0)
+    worker = harness.worker(SHORT_TTL, children=1, options=["-Q", "default,other"])
+    found = wait_for(harness, worker, lambda state: [child.state for child in state.children] == ["run"], within_s=10)
+    harness.wait_until_idle(1)
+    worker.send(signal.SIGSTOP)
+    wait_until(lambda: not states(harness), 60.0, "the end of the state")
+    silent = "its supervisor has not written its state: it was stopped, hangs, or is not permitted to"
+    for check in ("live", "ready"):
+        health = CliRunner().invoke(main, ["health", check, "--redis", "-b", harness.url, "--pid", str(worker.pid)])
+        what = "alive" if check == "live" else check
+        assert (health.output, health.exit_code) == (f"{found.id}  not {what}: {silent}\n", 1)
+    command = ["workers", "-b", harness.url]
+    assert CliRunner().invoke(main, command).output == f"{found.id}  unknown: {silent}\n"
+    document = json_of(CliRunner().invoke(main, [*command, "--json"]), "workers")
+    assert document["workers"] == [{"id": found.id, "state": "unknown", "queues": ["default", "other"]}]
+    assert document["others"] == []
+    worker.send(signal.SIGCONT)
+    assert worker.stop() == 0
+
+
+@pytest.mark.one_server
+def test_workers_of_another_database_do_not_count(harness: WorkerHarness) -> None:
+    worker = harness.worker(children=1)
+    wait_for(harness, worker, lambda state: [child.state for child in state.children] == ["run"], within_s=10)
+    harness.wait_until_idle(1)
+    url = urlsplit(harness.url)._replace(path="/3").geturl()
+    other_database = ["-b", url]
+    assert CliRunner().invoke(main, ["workers", *other_database]).exit_code == ExitCode.NO_ANSWER
+    assert CliRunner().invoke(main, ["health", "--redis", *other_database]).exit_code == ExitCode.NO_ANSWER
+    with Queue("default", url) as queue:
+        queue.add("send")
+        assert queue.get_workers() == []
+        assert [reason.code for reason in queue.explain().reasons] == ["no-worker"]
+        queues = json_of(CliRunner().invoke(main, ["queues", "--json", *other_database]), "queues")["queues"]
+        assert [(found["queue"], found["workers"]) for found in queues] == [("default", 0)]
+        with pytest.raises(TimeoutError, match="no worker is connected to this queue"):
+            App("other", broker_url=url).send_task("quick").get(timeout=1)
+        queue.obliterate(force=True)
 
 
 @pytest.mark.every_topology

@@ -202,3 +202,20 @@ def test_text_without_a_url_is_returned_unchanged() -> None:
 )
 def test_secrets_in_texts_of_others_are_hidden(text: str, shown: str) -> None:
     assert redact_secrets(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("url", "database"),
+    [
+        ("redis://localhost", 0),
+        ("redis://user:p%2F7@localhost:6379/3", 3),
+        ("redis://localhost/3?db=4", 4),
+        ("unix:///run/redis/7?db=2", 2),
+        ("unix:///run/redis/7", 0),
+        ("redis+sentinel://one,two/5", 0),
+        ("redis+sentinel://one,two/mymaster/5", 5),
+        ("redis+cluster://one,two", 0),
+    ],
+)
+def test_the_number_of_the_database_is_that_of_redis_py(url: str, database: int) -> None:
+    assert SecretUrl(url).database == database

@@ -447,8 +447,11 @@ def get_meta(keys: QueueKeys) -> Call[dict[str, str]]:
     return command("HGETALL", keys.meta, parse_reply=parse_reply)
 
 
-def list_clients(wanted: str, prefix: str = "") -> Call[list[ClientRow]]:
-    """List the connections whose name is ``wanted``, or starts with ``prefix`` unless that is empty."""
+def list_clients(wanted: str, prefix: str = "", *, database: int | None = None) -> Call[list[ClientRow]]:
+    """List the connections whose name is ``wanted``, or starts with ``prefix`` unless that is empty.
+
+    With ``database``, only those to this database: workers of the same queue name in another one never see its jobs.
+    """
 
     def parse_reply(reply: Any) -> list[ClientRow]:
         if not isinstance(reply, bytes):
@@ -457,6 +460,8 @@ def list_clients(wanted: str, prefix: str = "") -> Call[list[ClientRow]]:
         for line in codec.decode_text(reply).splitlines():
             fields = dict(part.partition("=")[::2] for part in line.split(" "))
             name = fields.get("name", "")
+            if database is not None and fields.get("db", str(database)) != str(database):
+                continue
             if name == wanted or (prefix and name.startswith(prefix)):
                 rows.append(ClientRow(name, fields.get("addr", ""), fields))
         return rows
