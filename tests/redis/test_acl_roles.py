@@ -519,6 +519,20 @@ def test_a_command_that_is_not_permitted_to_the_end_changes_nothing(
     assert output.strip().count("\n") == 0
 
 
+@needs_redis_7
+@pytest.mark.parametrize("fails_parent", [True, False])
+def test_revoking_a_child_job_does_not_leave_it_active_if_the_queue_of_its_parent_is_not_permitted(
+    user: MakeUser, broker_url: str, redis_client: redis.Redis, fails_parent: bool
+) -> None:
+    options: Any = {"job_id": "child", "fail_parent_on_failure": fails_parent}
+    with FlowProducer(broker_url) as flows:
+        flows.add(FlowJob("report", "other{mail}", children=[FlowJob("part", "mail", options=options)]))
+    code, output = run(user("operator", "--queue", "mail"), "job revoke child -Q mail")
+    assert (code, "Grant the keys: `bulltask acl ROLE" in output) == (int(fails_parent), fails_parent), output
+    assert redis_client.lrange("bull:{mail}:active", 0, -1) == []
+    assert len(redis_client.lrange("bull:{mail}:wait", 0, -1)) == fails_parent
+
+
 def contents(client: redis.Redis) -> dict[Any, Any]:
     return {key: client.dump(key) for key in client.keys("bull*mail*")}
 

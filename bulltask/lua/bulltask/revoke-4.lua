@@ -65,11 +65,17 @@ end
 if is_next_of_scheduler() then
   return -8
 end
+local parent, options = unpack(call("HMGET", job, "parentKey", "parent"))
+-- The failure changes the parent, maybe in another queue, if the job has one of the options fpof, cpof, idof and rdof.
+-- If the user may not access that queue, finish() would stop after this script has moved the job.
+local changes_parent = parent and options and string.find(options, '"[fcir][pd]of"')
+if changes_parent and redis.acl_check_cmd and not redis.acl_check_cmd("HSET", parent, "field", "value") then
+  return redis.error_reply("NOPERM No permissions to access a key")
+end
 if not remove_from_state() then
   return "unknown"
 end
 call("RPUSH", active, id)
-local parent = call("HGET", job, "parentKey")
 if parent and not string.find(parent, ":", 1, true) then
   -- finish() would search for the colon in quadratic time.
   call("HDEL", job, "parentKey")
