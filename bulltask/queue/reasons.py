@@ -26,7 +26,7 @@ from bulltask.jobs.errors import (
 )
 from bulltask.jobs.fields import CHECKPOINT_FIELD
 from bulltask.jobs.job import BULLTASK_KEY, INCOMPATIBLE_FIELD, RELEASES_FIELD
-from bulltask.jobs.names import REVOKED, JobState, address_of, bullmq_name
+from bulltask.jobs.names import REVOKED, JobState, address_of, bullmq_name, name_in_app
 from bulltask.queue.context import QueueContext
 from bulltask.transport.call import AllNodesCall, Call, QueueKeys, command, text, texts, texts_by_name
 from bulltask.transport.operation import Operation, execute
@@ -165,6 +165,7 @@ _SILENT: Final = 0.6
 """A worker writes its state three times while it is valid; after this part without another one, it is silent."""
 
 _THROTTLED: Final = "bulltask:throttled"
+_COUNTS: Final = (*LISTS, "prioritized", "delayed", "due", "children")
 _FIELDS: Final = (
     *"name opts timestamp delay priority atm ats stc processedOn finishedOn pb failedReason defa deid rjk".split(),
     *(CRASHES, _THROTTLED, INCOMPATIBLE_FIELD, RELEASES_FIELD),
@@ -279,9 +280,9 @@ class _Replies:
     def __getitem__(self, name: str) -> Any:
         return self.found.get(name)
 
-    def sees(self, name: str) -> bool:
-        """Whether the call was made, and Redis did not refuse it."""
-        return name in self.found and name not in self.refused
+    def sees(self, *names: str) -> bool:
+        """Whether the calls were made, and Redis refused none of them."""
+        return all(name in self.found and name not in self.refused for name in names)
 
     def count(self, *names: str) -> int:
         """Return the sum of sizes."""
@@ -605,17 +606,17 @@ class _View:
             self._add(
                 "redis-full",
                 f"Redis at {self._url} is full: it uses {used:,} of {limit:,} bytes (maxmemory) and rejects writes, so "
-                "jobs are neither added nor acquired",
+                "jobs are neither added nor acquired: free memory, such as of old finished jobs, or raise maxmemory",
                 {"used_memory": used, "maxmemory": limit, "maxmemory_policy": policy},
-                "redis-cli CONFIG SET maxmemory 0",
+                "redis-cli INFO memory",
             )
         if info.get("role") == "slave":
             self._add(
                 "redis-read-only",
                 f"Redis at {self._url} is a replica of {info.get('master_host')}:{info.get('master_port')}, which "
-                "rejects writes: connect to the primary, or promote this server",
+                "rejects writes: connect to the primary",
                 {"role": "slave", "master_host": info.get("master_host", "")},
-                "redis-cli REPLICAOF NO ONE",
+                "redis-cli INFO replication",
             )
         elif info.get("rdb_last_bgsave_status") == "err":
             self._add(
@@ -740,6 +741,13 @@ class _View:
             {"workers": 0, "queues with connections": names[:_SAMPLE]},
             self._start_worker(),
         )
+
+    def _name_in_app(self, bullmq_queue: str) -> str:
+        return name_in_app(bullmq_queue, hash_tag=self._config.queue_hash_tag)
+
+    def _job(self, verb: str, job_id: str, *options: str) -> str:
+        """Return a command for a job of this queue; other queues may have a job with the same id."""
+        return " ".join(["bulltask job", verb, quote(job_id), "--queue", quote(self._queue), *options])
 
     def _start_worker(self) -> str:
         return f"bulltask worker -A APP -Q {quote(self._queue)}"
@@ -887,15 +895,15 @@ class _View:
         dead = [holder["id"] for holder in holders if holder["lock"] in {"expired", "worker gone"}]
         names = ", ".join(f"job {it['id']}{_LOCKS.get(it['lock'], '')}" for it in holders[:_SHOWN])
         more = f" and {len(holders) - _SHOWN} more" if len(holders) > _SHOWN else ""
-        until = "a worker starts" if self._has_no_workers() else "a stalled check"
+        until = "a worker starts" if self._nobody_checks() else "a stalled check"
         held = f"; {len(dead)} of them without a worker, until {until}" if dead else ""
         self._add(
             "global-concurrency",
             f"Queue {self._queue} may have {_count(concurrency, 'active job')} (its global concurrency), and has "
             f"{self._replies.count('active')}: {names}{more}{held}",
             {"concurrency": concurrency, "active": self._replies.count("active"), "holders": holders},
-            f"bulltask queue concurrency {quote(self._queue)} {concurrency + 1}",
-            in_ms=self._recovery_ms() if dead and not self._has_no_workers() else None,
+            self._job("show", holders[0]["id"]) if holders else None,
+            in_ms=self._recovery_ms() if dead and not self._nobody_checks() else None,
         )
 
     def _active_jobs(self) -> list[dict[str, Any]]:
@@ -942,7 +950,7 @@ class _View:
             reason = codec.decode_text(replies["incompatible reason"])[:_MAX_TEXT]
             code = "unknown-task" if _NOT_REGISTERED in reason else "incompatible"
             sentence = f"Jobs wait for a worker that can run them, such as {job_id}: {reason}"
-            self._add(code, sentence, {"job": job_id, "failedReason": reason}, _show(job_id))
+            self._add(code, sentence, {"job": job_id, "failedReason": reason}, self._job("show", job_id))
         for task in list(replies["rates"] or ())[:_SAMPLE]:
             if waiting := replies.count(f"line {task}"):
                 sentence = f"The rate limit of task {task} throttles {_count(waiting, 'job')}"
@@ -957,6 +965,12 @@ class _View:
                 self._start_worker(),
             )
         self._judge_due()
+        if replies.sees(*_COUNTS):  # what was refused is not nothing
+            self._judge_rest()
+
+    def _judge_rest(self) -> None:
+        """Judge a queue by how many jobs it has."""
+        replies = self._replies
         active, waiting = replies.count("active"), self._ready()
         if not waiting:
             self._judge_idle()
@@ -1011,13 +1025,13 @@ class _View:
             sentence = f"{_jobs_are(children)} waiting for child jobs in queue {self._queue}"
             self._add("waiting-children", sentence, {"waiting-children": children})
         if not (first or children):
-            sentence = f"Queue {self._queue} has no jobs that wait; {replies.count('active')} are active"
+            sentence = f"Queue {self._queue} has no jobs that wait; {_jobs_are(replies.count('active'))} active"
             self._add("empty", sentence, {"waiting": 0, "delayed": 0, "active": replies.count("active")})
 
     def _judge_dead(self) -> None:
         """Judge the active jobs that no worker runs any more."""
         holders = self._active_jobs()
-        in_ms = None if self._has_no_workers() else self._recovery_ms()
+        in_ms = None if self._nobody_checks() else self._recovery_ms()
         for lock, code, what in (
             ("expired", "lock-expired", "without a lock, whose worker is gone or could not renew it"),
             ("worker gone", "worker-gone", "whose worker is gone, with a lock that has not expired yet"),
@@ -1092,7 +1106,7 @@ class _View:
             self._judge_owner(job_id, text(owner), replies["dedup ttl"], exists=bool(replies["owner exists"]))
         if replies["twin job"]:
             what = f"The job is in the queue {self._twin.name}, not in {self._keys.name}"
-            self._add_wrong_hash_tag(what, _show(job_id, self._other_option()), {})
+            self._add_wrong_hash_tag(what, self._job("show", job_id, self._other_option()), {})
         if replies["dedup owner"] is None and not replies["twin job"]:
             evicted, policy = _whole(self._info.get("evicted_keys")), self._info.get("maxmemory_policy", "")
             or_evicted = f"; or Redis has evicted it ({evicted:,} keys so far, {policy})" if evicted else ""
@@ -1100,7 +1114,7 @@ class _View:
                 "unknown-job",
                 f"Queue {self._queue} at {self._url} has no job {job_id}: it was removed, or never added{or_evicted}",
                 {"key": self._keys.job(job_id), "evicted_keys": evicted},
-                _show(job_id, "--lake DIRECTORY"),
+                self._job("show", job_id, "--lake DIRECTORY"),
             )
 
     def _judge_owner(self, dedup_id: str, owner: str, ttl_ms: int, *, exists: bool) -> None:
@@ -1125,19 +1139,19 @@ class _View:
         evidence: dict[str, Any] = {"finished": _iso(finished_ms or None)}
         when = f" at {_at(finished_ms)}" if finished_ms else ""
         if self._state is JobState.COMPLETED:
-            self._add("completed", f"The job completed{when}", evidence, _show(job_id))
+            self._add("completed", f"The job completed{when}", evidence, self._job("show", job_id))
             return
         evidence["failedReason"] = reason
         if reason == REVOKED:
             sentence = f"The job was revoked{when}: it has failed, and stays in Redis until it is removed"
-            self._add("revoked", sentence, evidence, f"bulltask job retry {quote(job_id)}")
+            self._add("revoked", sentence, evidence, self._job("retry", job_id))
             return
         attempts = f"{self._fields.get('atm', '0')} of {max(1, _whole(self._opts.get('attempts')))} attempts"
         self._add(
             "failed",
             f"The job failed{when}, after {attempts}, and will not be retried: {reason}",
             {**evidence, "attempts_made": _whole(self._fields.get("atm"))},
-            f"bulltask job retry {quote(job_id)}",
+            self._job("retry", job_id),
         )
 
     def _judge_active(self, job_id: str) -> None:
@@ -1161,7 +1175,7 @@ class _View:
         ):
             sentence = f"{lost}. No worker of the queue looks for stalled jobs (skip_stalled_check): it stays active"
             self._add("no-stalled-check", sentence, evidence, f"app.queue({self._queue!r}).check_stalled()")
-        elif self._has_no_workers():
+        elif self._nobody_checks():
             sentence = f"{lost}. It runs again after a worker of the queue has started and found it"
             self._add("lock-expired", sentence, evidence, self._start_worker())
         else:
@@ -1174,19 +1188,28 @@ class _View:
         fleet = self._fleet
         return fleet.sees_all and not (fleet.states or fleet.unknown or fleet.silent)
 
+    def _nobody_checks(self) -> bool:
+        """Whether no worker looks for jobs without a lock now: there is none, or its supervisor is stopped."""
+        return self._fleet.sees_all and not (self._fleet.states or self._fleet.unknown)
+
     def _judge_locked(self, job_id: str, evidence: dict[str, Any], on_since: str) -> None:
         """Judge an active job whose lock has not expired."""
-        stop = f"bulltask revoke --terminate {quote(job_id)}"
+        stop = f"bulltask revoke --terminate {quote(job_id)} --queue {quote(self._queue)}"
         worker, lock_ms = self._fields.get("pb", ""), max(0, self._replies["lock"] or 0)
         found = self._fleet.find(job_id, self._queue)
         if found is None:
             if self._is_gone(worker):
                 in_ms = lock_ms + 2 * self._interval_ms()
                 sentence = (
-                    f"The worker that acquired the job{on_since} is gone. Its lock expires in {_seconds(lock_ms)}, and "
-                    f"the job runs again after a stalled check, in {_seconds(in_ms)} or less"
+                    f"The job was running{on_since}, but the worker is gone. Its lock expires in {_seconds(lock_ms)}, "
+                    "and the job runs again after "
                 )
-                self._add("worker-gone", sentence, evidence, None, "likely", in_ms=in_ms)
+                if self._nobody_checks():
+                    sentence += "a worker of the queue has started and found it"
+                    self._add("worker-gone", sentence, evidence, self._start_worker(), "likely")
+                else:
+                    sentence += f"a stalled check, in {_seconds(in_ms)} or less"
+                    self._add("worker-gone", sentence, evidence, None, "likely", in_ms=in_ms)
                 self._judge_queue(waits=False)
                 return
             self._add("running", f"The job is running{on_since}", evidence, stop)
@@ -1222,7 +1245,7 @@ class _View:
                 "child-failed",
                 f"The child job {child_id} in queue {queue} has failed, and the job waits for it forever: {reason}",
                 {"child": key, "failedReason": reason},
-                f"bulltask job retry {quote(child_id)}",
+                f"bulltask job retry {quote(child_id)} --queue {quote(self._name_in_app(queue))}",
             )
         if gone:
             self._add(
@@ -1239,10 +1262,14 @@ class _View:
                 "waiting-children",
                 f"The job waits for {_count(total, 'child job')}: {names}{more}",
                 {"pending": total, "children": others},
-                f"bulltask why {quote(address_of(next(iter(others)), self._keys.prefix)[2])}",
+                self._why_child(next(iter(others))),
             )
         elif not states:
             self._add("waiting-children", "The job waits for child jobs", {"pending": total}, None, "likely")
+
+    def _why_child(self, key: str) -> str:
+        _, queue, child_id = address_of(key, self._keys.prefix)
+        return f"bulltask why {quote(child_id)} --queue {quote(self._name_in_app(queue))}"
 
     def _child_state(self, key: str) -> str:
         replies = self._replies
@@ -1262,7 +1289,7 @@ class _View:
         attempts_made, attempts = _whole(self._fields.get("atm")), max(1, _whole(self._opts.get("attempts")))
         evidence: dict[str, Any] = {"due": _iso(due_ms)}
         when = f"at {_at(due_ms)}, in {_seconds(left_ms)}" if left_ms > 0 else f"since {_at(due_ms)}"
-        promote = f"bulltask job promote {quote(job_id)}"
+        promote = self._job("promote", job_id)
         if left_ms <= 0:
             self._add(
                 "due",
@@ -1363,7 +1390,7 @@ class _View:
                 count = _count(before, "job") if is_exact else f"More than {before:,} jobs"
                 sentence = f"{count} of queue {self._queue} {'comes' if before == 1 else 'come'} first"
                 self._add("behind", sentence, {"before": before, "exact": is_exact})
-        if not self._holds():
+        if not self._holds() and replies.sees(*_COUNTS):
             self._judge_start()
 
     def _judge_start(self) -> None:
@@ -1507,7 +1534,3 @@ def _count(count: int, noun: str) -> str:
 
 def _jobs_are(count: int) -> str:
     return f"{_count(count, 'job')} {'is' if count == 1 else 'are'}"
-
-
-def _show(job_id: str, *options: str) -> str:
-    return " ".join(["bulltask job show", quote(job_id), *options])

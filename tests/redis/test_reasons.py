@@ -687,6 +687,20 @@ def stalled_job_without_any_worker(world: World) -> str:
     return world.die()
 
 
+@case("worker-gone", "the job runs again after a worker of the queue has started and found it$")
+def job_whose_worker_was_the_only_one(world: World) -> str:
+    world.add()
+    world.redis.hset(world.keys.job(world.acquire()), "pb", "host-9-a1b2c3")
+    return "j"
+
+
+@case("lock-expired", "after a worker of the queue has started and found it$")
+def stalled_job_whose_only_worker_is_stopped(world: World) -> str:
+    world.connect(worker=WORKER)
+    world.add()
+    return world.die()
+
+
 @case("next", "Nothing holds the job: it runs next in queue mail")
 def next_job(world: World) -> str:
     world.connect()
@@ -709,7 +723,7 @@ def queue_that_works(world: World) -> None:
     world.add()
 
 
-@case("empty", "Queue mail has no jobs that wait; 0 are active")
+@case("empty", "Queue mail has no jobs that wait; 0 jobs are active")
 def empty_queue(world: World) -> None:
     world.connect()
     world.queue.set_meta({"version": "bullmq:5.62.0"})
@@ -930,6 +944,9 @@ def test_what_may_not_be_read_is_said_and_is_not_taken_for_nothing(world: World)
     assert {"info", "clients", "meta"} <= set(reason.evidence["refused"])
     assert "ACL SETUSER narrow +hmget" in reason.sentence
     check_command(reason, world)
+    restricted(world, ["~*", "+@all", "-zcard", "-llen"])
+    with closing(App("narrow", url)) as app:
+        assert app.queue("mail").explain().codes == ("cannot-see",), "a count that was refused is not 0"
 
 
 def restricted(world: World, rules: list[str]) -> str:
