@@ -20,7 +20,6 @@ from bulltask.jobs.clock import value_class
 from bulltask.observe.bus import Event
 
 __all__ = [
-    "OUT_OF_MEMORY",
     "CancelRequested",
     "ChildClosing",
     "ChildDied",

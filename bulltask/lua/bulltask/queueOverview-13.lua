@@ -34,7 +34,7 @@ end
 -- A job that was acquired before was put back at an unknown time.
 local function note_job(id)
   local timestamp, acquired, opts = unpack(redis.call("HMGET", base .. id, "timestamp", "processedOn", "opts"))
-  if not tonumber(timestamp) or acquired then
+  if not tonumber(timestamp) or acquired or oldest and tonumber(timestamp) >= oldest then
     return
   end
   local is_object, options = pcall(cjson.decode, opts or "")
@@ -55,8 +55,9 @@ end
 
 -- The jobs that run next; of prioritized jobs also those with the lowest priority, which wait longest.
 for i = 1, 2 do
-  for _, id in ipairs(redis.call("LRANGE", KEYS[i], -JOBS, -1)) do
-    note_job(id)
+  local ids = redis.call("LRANGE", KEYS[i], -JOBS, -1)
+  for at = #ids, 1, -1 do -- the next one is first: then most of the others need no closer look
+    note_job(ids[at])
   end
 end
 if figures[4] > 0 then
