@@ -20,10 +20,17 @@ from bulltask.cli.groups import HintGroup
 from bulltask.cli.options import ExitCode, duration_option, operator_options
 from bulltask.cli.terminal import ago, as_table, echo, in_one_line, print_json
 from bulltask.config.config import LOG_LEVELS
-from bulltask.config.parsers import parse_names
+from bulltask.config.parsers import parse_names, task_rate
+from bulltask.jobs.errors import ConfigError
 from bulltask.queue.control import Answers
 
 __all__ = ["control", "inspect"]
+
+
+_WITH_VALUE: Final = (
+    *("-d", "--destination", "-t", "--timeout", "-A", "--app", "-b", "--broker"),
+    *("--config", "--prefix"),
+)
 
 
 class OrderGroup(HintGroup):
@@ -36,6 +43,13 @@ class OrderGroup(HintGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command by its name, or by Celery's."""
         return super().get_command(ctx, self._aliases.get(cmd_name, cmd_name))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Accept the options of an order also in front of its name, as Celery does."""
+        end = 0
+        while end < len(args) and args[end].startswith("-") and args[end] != "--help":
+            end += 2 if args[end] in _WITH_VALUE else 1
+        return super().parse_args(ctx, [*args[end : end + 1], *args[:end], *args[end + 1 :]])
 
 
 def order_options(function: Callable[..., None]) -> Callable[..., None]:
@@ -249,7 +263,12 @@ def rate_limit(ctx: click.Context, /, *, task: str, rate: str, **options: Any) -
 
     The worker that acquires a job applies its limit, so give the order to all workers.
     """
-    give(ctx, "rate_limit", options, {"task_name": task, "rate_limit": 0 if rate == "0" else rate})
+    wanted = 0 if rate == "0" else rate
+    try:
+        task_rate(wanted, "RATE")
+    except ConfigError as exc:
+        raise click.UsageError(str(exc)) from exc
+    give(ctx, "rate_limit", options, {"task_name": task, "rate_limit": wanted})
 
 
 @control.command("time-limit", short_help="Change the time limits of a task.")

@@ -8,7 +8,8 @@ import click
 
 from bulltask.cli.app_loader import load_tasks
 from bulltask.cli.groups import HintGroup
-from bulltask.cli.options import app_options
+from bulltask.cli.options import app_options, json_option
+from bulltask.cli.terminal import print_json
 from bulltask.config.process import stop_signals
 
 __all__ = ["outbox"]
@@ -46,18 +47,19 @@ def relay(ctx: click.Context, /, **options: Any) -> None:
 @outbox.command("status", short_help="Count the rows that are waiting.")
 @app_options
 @click.option("--max-age", type=float, metavar="SECONDS", help="Exit with 1 if a row has waited longer than this.")
+@json_option
 @click.pass_context
-def status(ctx: click.Context, /, *, max_age: float | None, **options: Any) -> None:
+def status(ctx: click.Context, /, *, max_age: float | None, as_json: bool, **options: Any) -> None:
     """For each outbox of the app, print how many rows are waiting, the age of the oldest, and how many have failed.
 
     Exit codes: 0 (success), 1 (an error, or a row has waited longer than --max-age).
     """
     app = load_tasks(ctx, options)[1]
-    late = False
-    for number, each in enumerate(app._outboxes):
-        backlog = each.backlog()
-        click.echo(
-            f"outbox {number}: {backlog.waiting} waiting, oldest {backlog.oldest_s:.1f} s, {backlog.failed} failed"
-        )
-        late |= max_age is not None and backlog.oldest_s > max_age
-    ctx.exit(1 if late else 0)
+    backlogs = [outbox.backlog() for outbox in app._outboxes]
+    if as_json:
+        rows = [{"waiting": each.waiting, "oldest": each.oldest_s, "failed": each.failed} for each in backlogs]
+        print_json({"outboxes": rows})
+    else:
+        for number, each in enumerate(backlogs):
+            click.echo(f"outbox {number}: {each.waiting} waiting, oldest {each.oldest_s:.1f} s, {each.failed} failed")
+    ctx.exit(1 if any(max_age is not None and each.oldest_s > max_age for each in backlogs) else 0)

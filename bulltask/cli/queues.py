@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import getpass
 import socket
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from typing import Any, Final
 
 import click
@@ -16,7 +16,7 @@ from bulltask.cli.groups import HintGroup
 from bulltask.cli.options import confirmation_options, duration_option, operator_options, queues_option
 from bulltask.cli.terminal import as_table, check_can_ask, duration_text, echo, in_one_line, iso, print_json
 from bulltask.config.parsers import parse_names, rate_limits
-from bulltask.jobs.errors import BulltaskError
+from bulltask.jobs.errors import BulltaskError, ConfigError
 from bulltask.jobs.names import EVERY_QUEUE, name_in_app
 from bulltask.lake.formatting import pluralize
 from bulltask.queue import Queue
@@ -35,6 +35,8 @@ def queues(ctx: click.Context, /, **options: Any) -> None:
 
     'oldest' is for how long the oldest job has been waiting that could run. 'in' and 'out' are the jobs that were
     added, and that have completed or failed, in the last minute (less if there were many events). '?' cannot be known.
+
+    Exit codes: 0 (done), 1 (an error), 4 (there is no such queue).
     """
     with closing(load_app_or_broker(ctx, options)) as app, app._broker.pool.client() as client:
         client.connect()
@@ -43,6 +45,9 @@ def queues(ctx: click.Context, /, **options: Any) -> None:
         keys, scanned_all = keys_of(app, client, options["queues"], named)
         now_ms = app._broker.clock.now_ms()
         overview = read_overview(client, keys, now_ms)
+        for queue in overview:
+            if options["queues"] is not None and not queue.workers:
+                existing_queue(app, queue.keys.queue)  # or an error
     if options["as_json"]:
         rows = [_to_json(queue) for queue in overview]
         print_json({"at": iso(now_ms), "queues": rows, "scanned_all": scanned_all})
@@ -320,9 +325,7 @@ def limit(ctx: click.Context, /, *, name: str, rate: str | None, remove: bool, *
         raise click.UsageError("pass a rate or --remove")
     with _existing(ctx, name, options) as queue:
         if rate is not None:
-            wanted = rate_limits(rate, "RATE").get(EVERY_QUEUE)
-            if wanted is None:
-                raise click.UsageError(f"RATE must be a rate such as '100/m', not {rate!r:.200}")
+            wanted = _limit_of(rate)
             queue.set_global_rate_limit(wanted["max"], wanted["duration"] / 1000)
         elif remove:
             queue.remove_global_rate_limit()
@@ -333,6 +336,15 @@ def limit(ctx: click.Context, /, *, name: str, rate: str | None, remove: bool, *
             reached = f"; reached, free in {duration_text(left)}" if left else ""
             text = f"{pluralize(figures.max, 'job')} per {duration_text(figures.duration_ms / 1000)}{reached}"
         _report(ctx, queue, options, f"Queue {in_one_line(name)}: {text}")
+
+
+def _limit_of(rate: str) -> Mapping[str, int]:
+    with suppress(ConfigError):
+        if wanted := rate_limits(rate, "RATE").get(EVERY_QUEUE):
+            return wanted
+    raise click.UsageError(
+        f"RATE must be a rate such as '100/m', not {rate!r:.200}; to remove the limit, pass --remove"
+    )
 
 
 @queue.command("concurrency", short_help="Set how many jobs of a queue may run.")

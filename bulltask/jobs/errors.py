@@ -129,8 +129,16 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return the closest of the ``known`` names, ``""`` if the similarity of all is below ``cutoff`` (0 to 1)."""
-    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), "")
+    """Return the closest of the ``known`` names, ``""`` if the similarity of all is below ``cutoff`` (0 to 1).
+
+    What two dotted names have in common before a dot, such as a module, does not make them similar.
+    """
+    for match in difflib.get_close_matches(name, list(known), cutoff=cutoff):
+        start = next((at for at, (a, b) in enumerate(zip(name, match, strict=False)) if a != b), 0)
+        start = name.rfind(".", 0, start) + 1
+        if difflib.SequenceMatcher(None, match[start:], name[start:]).ratio() >= cutoff:
+            return match
+    return ""
 
 
 class Interrupt(BaseException):

@@ -17,6 +17,7 @@ from bulltask import App
 from bulltask.cli.main import main
 from bulltask.outbox.sqlalchemy import Outbox
 from bulltask.testing.worker import wait_until
+from tests.support.command_output import json_of
 from tests.support.programs import ROOT
 
 SHOP = """
@@ -59,6 +60,8 @@ def test_status_counts_the_rows_and_fails_if_one_has_waited_too_long(run: Run) -
     assert waiting.output.startswith("outbox 0: 1 waiting, oldest ")
     assert waiting.output.endswith(" s, 1 failed\n")
     assert run("status", "--max-age", "0").exit_code == 1
+    [row] = json_of(run("status", "--json"), "outbox status")["outboxes"]
+    assert (row["waiting"], row["failed"]) == (1, 1)
 
 
 def test_a_relay_needs_an_outbox(run: Run, tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_a_worker_is_addressed_by_its_name(harness: WorkerHarness) -> None:
     wait_until(lambda: len(harness.app.inspect(timeout=0.1).ping() or {}) == 2, 60.0, "two answers")
     assert harness.app.control.pool_grow(1, destination=["batch"], reply=True) == [{name: {"ok": ANY}}]
     assert harness.app.control.ping(destination=[""], timeout=0.1) == []
-    asked = run(harness, "inspect", "ping", "-d", "batch", "--json")
+    asked = run(harness, "inspect", "-d", "batch", "--timeout=1", "ping", "--json")
     assert (asked.exit_code, list(json_of(asked, "inspect")["replies"])) == (0, [name])
 
 

@@ -267,10 +267,17 @@ def test_limits_are_set_shown_and_removed(broker_url: str, queue: Queue) -> None
     assert limit("concurrency", "mail", "4") == "Queue mail: at most 4, 0 running\n"
     assert queue.get_global_concurrency() == 4
     assert limit("concurrency", "mail", "--remove") == "Queue mail: no limit, 0 running\n"
-    assert "must be a rate such as '100/m'" in limit("limit", "mail", "fast")
+    for rate in ("fast", "0"):
+        refused = run(broker_url, "queue", "limit", "mail", rate)
+        assert refused.exit_code == 2
+        assert (
+            f"RATE must be a rate such as '100/m', not '{rate}'; to remove the limit, pass --remove" in refused.output
+        )
 
 
 def test_a_queue_that_does_not_exist_is_not_created(broker_url: str, redis_client: redis.Redis) -> None:
     for args in (("pause", "male"), ("drain", "male", "--yes"), ("limit", "male", "1/s")):
         assert run(broker_url, "queue", *args).exit_code == 4
+    missing = run(broker_url, "queues", "-Q", "male")
+    assert (missing.exit_code, missing.stdout, "no queue '{male}'" in missing.stderr) == (4, "", True)
     assert redis_client.keys("*") == []

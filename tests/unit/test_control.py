@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from bulltask import App
+from bulltask.cli.main import main
 from bulltask.errors import BulltaskError
 from bulltask.queue.aio.control import AsyncControl, AsyncInspect
 from bulltask.queue.control import Answers, _matches
@@ -86,3 +88,8 @@ def test_a_reply_is_read_as_it_was_written_and_another_value_is_none() -> None:
     assert [Reply.from_json(raw) for raw in (b"[]", b"x", b"{}", b"\xff")] == [None] * 4
     answers = Answers(replies={"a": 1}, errors={"b": "no"})
     assert (answers.answered, answers.results()) == (2, {"a": 1, "b": {"error": "no"}})
+
+
+def test_an_invalid_rate_is_invalid_usage_and_is_not_sent() -> None:
+    refused = CliRunner().invoke(main, ["control", "rate-limit", "-b", "redis://127.0.0.1:1", "mail", "fast"])
+    assert (refused.exit_code, "RATE must be" in refused.output) == (2, True)

@@ -30,6 +30,7 @@ from bulltask.errors import (
     PayloadTooLargeError,
     TaskNotRegisteredError,
 )
+from bulltask.jobs.errors import nearest
 from bulltask.jobs.job import UNLIMITED_ATTEMPTS, NewJob
 from bulltask.registry import request as current
 from bulltask.registry.call import build_job
@@ -705,3 +706,16 @@ def test_a_handler_as_an_option_leads_to_the_alternatives(handler: str, alternat
         f"unknown task option {handler!r} (a Celery option): define a method {handler} in a task class and pass "
         f"the class as base=, or use {alternative}"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "suggested"),
+    [
+        ("shop.nosuch", "shop.fetch", ""),
+        ("shop.fetsh", "shop.fetch", "shop.fetch"),
+        ("app.tasks.add", "app.task.add", "app.task.add"),
+        ("fetsh", "fetch", "fetch"),
+    ],
+)
+def test_a_name_is_not_suggested_only_because_its_module_is_the_same(name: str, known: str, suggested: str) -> None:
+    assert nearest(name, [known]) == suggested
