@@ -31,7 +31,7 @@ _EPILOG: Final = "\b\nRoles:\n" + "\n".join(f"  {role:9}{text}" for role, text i
 @click.argument("roles", metavar="ROLE...", nargs=-1, required=True, type=click.Choice(list(ROLES)))
 @redis_options
 @click.option(
-    "-q",
+    "-Q",
     "--queue",
     "queues",
     multiple=True,
