@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import getpass
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from typing import Any, Final
 
@@ -53,7 +54,9 @@ def queues(ctx: click.Context, /, **options: Any) -> None:
         print_json({"at": iso(now_ms), "queues": rows, "scanned_all": scanned_all})
         return
     if overview:
-        echo(as_table(_HEAD, [_row(queue, now_ms) for queue in overview]))
+        times = Counter(queue.keys.queue for queue in overview)
+        twins = {name for name, count in times.items() if count > 1}  # with a hash tag, and without one
+        echo(as_table(_HEAD, [_row(queue, now_ms, twins) for queue in overview]))
     else:
         echo(
             f"No queues: no job was sent to {app._broker.endpoint.safe_url} with prefix {app._config.prefix!r}",
@@ -82,8 +85,10 @@ def keys_of(
 _HEAD: Final = ("queue", "waiting", "oldest", "active", "delayed", "failed", "completed", "in", "out", "workers", "")
 
 
-def _row(queue: QueueOverview, now_ms: int) -> tuple[str, ...]:
+def _row(queue: QueueOverview, now_ms: int, twins: Collection[str]) -> tuple[str, ...]:
     name, figures = in_one_line(queue.keys.queue), queue.figures
+    if queue.keys.queue in twins and queue.keys.name == queue.keys.queue:
+        name += " (--no-queue-hash-tag)"
     workers = "?" if queue.workers is None else str(queue.workers)
     if isinstance(figures, BulltaskError):
         return name, *"?" * 8, workers, in_one_line(str(figures))
@@ -227,8 +232,10 @@ def pause(ctx: click.Context, /, *, name: str, by: str | None, **options: Any) -
 def resume(ctx: click.Context, /, *, name: str, **options: Any) -> None:
     """End a pause of QUEUE, whichever client has paused it."""
     with _existing(ctx, name, options) as queue:
+        figures = _figures(queue)
         queue.resume()
-        _report(ctx, queue, options, f"Queue {in_one_line(name)} is not paused: {_figures(queue).waiting} waiting")
+        done = "was resumed" if figures.is_paused else "was not paused"
+        _report(ctx, queue, options, f"Queue {in_one_line(name)} {done}: {figures.waiting} waiting")
 
 
 @queue.command("drain", short_help="Remove all jobs that wait.")

@@ -17,7 +17,7 @@ from bulltask.jobs.names import bullmq_name
 from bulltask.transport.call import Call, QueueKeys, command
 from bulltask.transport.operation import Operation, execute
 from bulltask.transport.orders import Order, Reply, post_order, read_replies, withdraw_order
-from bulltask.transport.workers import read_workers, scan_registry
+from bulltask.transport.workers import WorkerState, read_workers, scan_registry
 
 if TYPE_CHECKING:
     from bulltask.queue.aio.queue import AsyncQueue
@@ -86,12 +86,21 @@ class Conversation:
         return bool(self._waits_for) and mono_ms() < self._ends_ms
 
     def send(self, queues: Sequence[QueueKeys], now_ms: int) -> Operation[None]:
-        """Send the order to the workers of these queues."""
+        """Send the order to the workers of these queues.
+
+        Without a destination, an order that concerns a task or a queue goes to the workers that have it, if there are
+        any: otherwise, all reply that they do not have it.
+        """
         homes: dict[str, QueueKeys] = {}
+        concerned: dict[str, QueueKeys] = {}
         for workers in (yield from read_workers(queues, now_ms)):
             for worker_id, state in workers.items():
                 if state is not None and state.home:
                     homes[worker_id] = QueueKeys(queues[0].prefix, state.home)
+                    if _concerns(self._order, state):
+                        concerned[worker_id] = homes[worker_id]
+        if self._wanted is None:
+            homes = concerned or homes
         if self._wanted is not None:
             matching = {name: [known for known in homes if _matches(known, name)] for name in self._wanted}
             self.answers.unknown = [name for name, ids in matching.items() if not ids]
@@ -145,6 +154,13 @@ class Conversation:
             job["name"] = None if name is None else name.decode(errors="replace")
             job["args"] = arguments if isinstance(arguments, list) else []
             job["kwargs"] = arguments if isinstance(arguments, dict) else {}
+
+
+def _concerns(order: Order, state: WorkerState) -> bool:
+    """Whether a worker has the queue and the task that an order names, as far as its state says."""
+    queue, task = order.arguments.get("queue"), order.arguments.get("task_name")
+    has_queue = queue is None or state.is_short or queue in state.queues
+    return has_queue and (task is None or state.is_short or state.tasks_left_out > 0 or task in state.tasks)
 
 
 def _matches(worker_id: str, name: str) -> bool:

@@ -212,7 +212,12 @@ def test_a_queue_is_cancelled_and_consumed_again(harness: WorkerHarness, start: 
     refused = run(harness, "control", "cancel", "default")
     assert "its only queue: pause the worker instead" in refused.stderr
     assert "bulltask worker -A … -Q other" in run(harness, "control", "consume", "other").stderr
-    assert run(harness, "control", "consume", "mail").exit_code == 0
+    other = start(children=1, settings={"worker_name": "other"})
+    consumed = run(harness, "control", "consume", "mail")
+    assert (consumed.output, consumed.exit_code) == (f"{name}  it fetches jobs from mail again\n", 0)
+    assert "did you mean 'mail'" in run(harness, "control", "cancel", "male").stderr
+    refused = run(harness, "control", "cancel", "mail", "-d", id_of(other))
+    assert (refused.exit_code, "it does not consume the queue 'mail'" in refused.stderr) == (1, True)
     assert [job.get(timeout=60) for job in mails] == [None] * 3
     assert worker.stop() == ExitCode.OK
 

@@ -129,6 +129,17 @@ def test_queues_of_node_alone_are_found_and_so_are_workers(broker_url: str, redi
 
 
 @pytest.mark.one_server
+def test_queues_that_differ_only_in_the_hash_tag_can_be_told_apart(
+    broker_url: str, redis_client: redis.Redis, queue: Queue
+) -> None:
+    add(queue, 1)
+    redis_client.hset("bull:mail:meta", "version", "bullmq:5.62.0")
+    redis_client.hset("bull:videos:meta", "version", "bullmq:5.62.0")
+    rows = [re.split(r" {2,}", line)[0] for line in run(broker_url, "queues").output.splitlines()[1:]]
+    assert sorted(rows) == ["mail", "mail (--no-queue-hash-tag)", "videos"]
+
+
+@pytest.mark.one_server
 def test_a_sender_registers_its_queue_which_is_then_found_without_a_scan(
     broker_url: str, redis_client: redis.Redis, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +198,8 @@ def test_a_queue_is_paused_with_a_name_which_why_shows_and_resumed(broker_url: s
     assert queue.is_paused()
     shown = run(broker_url, "why", "-Q", "mail")
     assert re.search(r"Queue mail is paused since \d.* UTC by ann: ", shown.output), shown.output
-    assert run(broker_url, "queue", "resume", "mail").output == "Queue mail is not paused: 2 waiting\n"
+    assert run(broker_url, "queue", "resume", "mail").output == "Queue mail was resumed: 2 waiting\n"
+    assert run(broker_url, "queue", "resume", "mail").output == "Queue mail was not paused: 2 waiting\n"
     assert not queue.is_paused()
     assert re.match(r"Queue mail is paused: 2 waiting, 0 running\n", run(broker_url, "queue", "pause", "mail").output)
     paused_by = json_of(run(broker_url, "queues", "--json"), "queues")["queues"][0]["paused_by"]
