@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Final, NoReturn
+from urllib.parse import urlsplit
 
 import click
 
@@ -35,6 +37,7 @@ from bulltask.cli.terminal import (
 )
 from bulltask.config.config import Config
 from bulltask.config.parsers import parse_names
+from bulltask.config.urls import SecretUrl
 from bulltask.jobs.errors import BrokerError, ConfigError, InvalidNameError, JobError
 from bulltask.jobs.job import BULLTASK_KEY
 from bulltask.jobs.names import JobState, Revocation, address_of, bullmq_name, check_queue_name, name_in_app
@@ -61,6 +64,7 @@ __all__ = [
     "queue_of_job",
     "queues_with_job",
     "revoke",
+    "with_server",
 ]
 
 
@@ -100,7 +104,10 @@ def show(
     """
     if no_redis and lake is None:
         raise click.UsageError("--no-redis needs --lake")
-    redis_job = None if no_redis else _in_redis(load_app_or_broker(ctx, options), job_id, queue, lake)
+    app = None if no_redis else load_app_or_broker(ctx, options)
+    redis_job = None if app is None else _in_redis(app, job_id, queue, lake)
+    if app is not None and redis_job is not None:
+        redis_job = replace(redis_job, explanation=with_server(redis_job.explanation, ctx, options, app))
     history = None if lake is None else _in_lake(lake, job_id, queue, redis_job)
     if redis_job is None and history is None:
         raise _missing(job_id, queue, lake, in_redis=not no_redis)
@@ -108,6 +115,53 @@ def show(
         print_json(_to_json(job_id, redis_job, history))
         return
     echo("\n".join(_page(job_id, redis_job, history)))
+
+
+def with_server(explanation: Explanation, ctx: click.Context, options: Mapping[str, Any], app: App) -> Explanation:
+    """Return an explanation whose commands are for the app and server of this command."""
+    given, url = {**(ctx.obj or {})}, app._broker.endpoint.url
+    spec, broker = options["app"] or given.get("app"), options["broker"] or given.get("broker")
+    words = ["-A", quote(spec)] if isinstance(spec, str) else []
+    words += ["-b", quote(str(broker))] if broker else []
+    more = [] if options["prefix"] is None else ["--prefix", quote(options["prefix"])]
+    if options["hash_tag"] is not None:
+        more.append("--queue-hash-tag" if options["hash_tag"] else "--no-queue-hash-tag")
+
+    def completed(line: str) -> str:
+        program, _, rest = line.partition(" ")
+        if program == "redis-cli":
+            return " ".join(["redis-cli", *_redis_cli(url), rest])
+        before, found, rest = line.partition("bulltask ")
+        if not found or program.startswith("app."):
+            return line
+        if rest.startswith("worker "):
+            rest = rest.replace(" -A APP", "", 1) if isinstance(spec, str) else rest
+        elif "hash-tag" not in rest:
+            rest = " ".join([rest, *more])
+        return " ".join([f"{before}bulltask", *words, rest])
+
+    commands = [reason.command and completed(reason.command) for reason in explanation.reasons]
+    reasons = zip(explanation.reasons, commands, strict=True)
+    return replace(explanation, reasons=tuple(replace(reason, command=line) for reason, line in reasons))
+
+
+def _redis_cli(url: SecretUrl) -> Iterator[str]:
+    """Yield the options with which redis-cli connects to a server; it asks for the password."""
+    if url.kind == "sentinel":
+        return  # redis-cli does not know which server is the primary
+    if url.scheme == "unix":
+        yield f"-s {quote(urlsplit(str(url)).path)}"
+    else:
+        host, port = url.hosts[0]
+        yield f"-h {quote(host)} -p {port}"
+    if url.database:
+        yield f"-n {url.database}"
+    if url.kind == "cluster":
+        yield "-c"
+    if url.scheme.startswith("rediss"):
+        yield "--tls"
+    if url.has_password:
+        yield f"--user {quote(url.user)} --askpass" if url.user else "--askpass"
 
 
 def _in_redis(app: App, job_id: str, queue: str | None, lake: Path | None) -> _FoundJob | None:

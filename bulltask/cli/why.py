@@ -10,7 +10,7 @@ import click
 
 from bulltask.app import App
 from bulltask.cli.app_loader import load_app_or_broker
-from bulltask.cli.job import ambiguous, known_queues, queue_of_job, queues_with_job
+from bulltask.cli.job import ambiguous, known_queues, queue_of_job, queues_with_job, with_server
 from bulltask.cli.options import ExitCode, operator_options, queue_option
 from bulltask.cli.terminal import echo, in_one_line, print_json
 from bulltask.queue.reasons import Explanation, traces
@@ -43,6 +43,7 @@ def why(ctx: click.Context, /, *, job_id: str | None, queue: str | None, as_json
         explanation = app.queue(queue or _queue_of(app, str(job_id))).explain(job_id)
         if queue and job_id and "unknown-job" in explanation.codes:
             queue_of_job(app, job_id, queue)  # raises an error if another queue has the job
+    explanation = with_server(explanation, ctx, options, app)
     is_unknown = not {"unknown-job", "unknown-queue"}.isdisjoint(explanation.codes)
     if as_json:
         print_json(explanation.to_json())

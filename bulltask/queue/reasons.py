@@ -493,6 +493,7 @@ class _View:
             calls["head times"] = command("HMGET", keys.job(job_id), "timestamp", "ats", "delay")
         for task in list(self._replies["rates"] or ())[:_SAMPLE]:
             calls[f"line {task}"] = command("ZCARD", keys.throttled(task))
+            calls[f"first of {task}"] = command("ZRANGE", keys.throttled(task), 0, 0, parse_reply=texts)
         scheduler = self._replies["first scheduler"]
         if scheduler is not None:
             key = keys.job(f"repeat:{scheduler[0]}:{scheduler[1]:.0f}")
@@ -522,6 +523,9 @@ class _View:
             calls[f"child lock {key}"] = command("EXISTS", keys.lock(job_id))
             for state in SETS:
                 calls[f"child {state} {key}"] = command("ZSCORE", f"{keys.base}{state}", job_id)
+        for task in list(self._replies["rates"] or ())[:_SAMPLE]:
+            for job_id in self._replies[f"first of {task}"] or ():
+                calls[f"start of {task}"] = command("ZSCORE", self._keys.delayed, job_id)
         for job_id in self._holders:
             calls[f"holder {job_id}"] = command("HMGET", self._keys.job(job_id), "name", "pb", "processedOn")
             calls[f"holder lock {job_id}"] = command("PTTL", self._keys.lock(job_id))
@@ -791,7 +795,7 @@ class _View:
                 "unknown-task",
                 f"{some} of queue {self._queue} has the task {task}; the worker {unknown[0]} has {_listed(tasks)}",
                 {"task": task, "workers": unknown, "tasks": tasks[:_SAMPLE]},
-                self._start_worker(),
+                "bulltask inspect registered",
             )
 
     def _causes(self, state: WorkerState, *, is_ready: bool) -> list[str]:
@@ -953,8 +957,12 @@ class _View:
             self._add(code, sentence, {"job": job_id, "failedReason": reason}, self._job("show", job_id))
         for task in list(replies["rates"] or ())[:_SAMPLE]:
             if waiting := replies.count(f"line {task}"):
-                sentence = f"The rate limit of task {task} throttles {_count(waiting, 'job')}"
-                self._add("task-rate-limit", sentence, {"task": task, "throttled": waiting})
+                rate, score = self._rate_of(task), replies[f"start of {task}"]
+                in_ms = None if score is None else max(0.0, float(score) / DELAYED_SCORE - self._now_ms)
+                starts = "" if in_ms is None else f"; the next one starts in {_seconds(in_ms)}"
+                sentence = f"The rate limit of task {task}{rate} throttles {_count(waiting, 'job')}{starts}"
+                evidence = {"task": task, "throttled": waiting}
+                self._add("task-rate-limit", sentence, evidence, _change_rate(task), in_ms=in_ms)
         scheduler = replies["first scheduler"]
         if scheduler is not None and (late_ms := self._now_ms - scheduler[1]) > _LATE_MS:
             missing = "" if replies["iteration"] else ", and this job is missing"
@@ -962,7 +970,7 @@ class _View:
                 "schedule-late",
                 f"The next job of the job scheduler {scheduler[0]} was due {_seconds(late_ms)} ago{missing}",
                 {"scheduler": scheduler[0], "due": _iso(scheduler[1]), "job exists": bool(replies["iteration"])},
-                self._start_worker(),
+                self._start_worker() if self._has_no_workers() else f"bulltask schedule show {quote(scheduler[0])}",
             )
         self._judge_due()
         if replies.sees(*_COUNTS):  # what was refused is not nothing
@@ -1194,7 +1202,7 @@ class _View:
 
     def _judge_locked(self, job_id: str, evidence: dict[str, Any], on_since: str) -> None:
         """Judge an active job whose lock has not expired."""
-        stop = f"bulltask revoke --terminate {quote(job_id)} --queue {quote(self._queue)}"
+        logs = self._job("logs", job_id)
         worker, lock_ms = self._fields.get("pb", ""), max(0, self._replies["lock"] or 0)
         found = self._fleet.find(job_id, self._queue)
         if found is None:
@@ -1212,7 +1220,7 @@ class _View:
                     self._add("worker-gone", sentence, evidence, None, "likely", in_ms=in_ms)
                 self._judge_queue(waits=False)
                 return
-            self._add("running", f"The job is running{on_since}", evidence, stop)
+            self._add("running", f"The job is running{on_since}", evidence, logs)
             return
         state, child, job = found
         evidence |= {"host": state.host, "pid": child.pid, "slot": job.state}
@@ -1231,7 +1239,7 @@ class _View:
             checkpoint = ", with its checkpoint" if self._replies["checkpoint"] else ""
             ends = f"; its worker is shutting down, and releases it if it does not end in time{checkpoint}"
             closing = ends if state.state == "closing" else ""
-            self._add("running", f"The job is running in child {child.pid}{on_since}{closing}", evidence, stop)
+            self._add("running", f"The job is running in child {child.pid}{on_since}{closing}", evidence, logs)
 
     def _judge_children(self, job_id: str) -> None:
         total = self._replies.count("dependencies")
@@ -1302,7 +1310,8 @@ class _View:
             evidence |= {"failedReason": reason, "since": _iso(since_ms), "logs": self._keys.logs(job_id)}
             sentence = f"No worker could run the job since {_at(since_ms)}: {reason}. It is tried again {when}"
             code = "unknown-task" if _NOT_REGISTERED in reason else "incompatible"
-            self._add(code, sentence, evidence, self._start_worker(), in_ms=left_ms)
+            look = "bulltask inspect registered" if code == "unknown-task" else self._job("show", job_id)
+            self._add(code, sentence, evidence, self._start_worker() if self._has_no_workers() else look, in_ms=left_ms)
         elif _THROTTLED in self._fields:
             self._judge_throttle(left_ms, when, evidence)
         elif left_ms <= 0:
@@ -1319,16 +1328,22 @@ class _View:
             sentence = f"The job has a countdown or eta: it is due {when}"
             self._add("delayed", sentence, evidence, promote, in_ms=left_ms)
 
+    def _rate_of(self, task: str) -> str:
+        """Return the rate limit of a task in parentheses, ``""`` if it is unknown."""
+        interval = (self._replies["rates"] or {}).get(task, "").partition(" ")[0]
+        rate = next((it.rate_limits[task] for it in self._fleet.states.values() if task in it.rate_limits), "")
+        return f" ({rate})" if rate else f" (one job per {interval} s)" if interval else ""
+
     def _judge_throttle(self, left_ms: float, when: str, evidence: dict[str, Any]) -> None:
         task, rank = self._fields.get("name", ""), self._replies["place in line"]
         interval = (self._replies["rates"] or {}).get(task, "").partition(" ")[0]
         place = f"number {rank + 1} of {self._replies.count('line')} in its line" if rank is not None else "throttled"
-        rate = next((it.rate_limits[task] for it in self._fleet.states.values() if task in it.rate_limits), "")
-        rate = f" ({rate})" if rate else f" (one job per {interval} s)" if interval else ""
+        rate = self._rate_of(task)
         self._add(
             "task-rate-limit",
             f"The rate limit of task {task}{rate} delays the job: it is {place}, and starts {when}",
             {**evidence, "task": task, "rank": rank, "line": self._replies.count("line"), "seconds_per_job": interval},
+            _change_rate(task),
             in_ms=left_ms,
         )
 
@@ -1530,6 +1545,10 @@ def _listed(names: Sequence[str]) -> str:
 def _count(count: int, noun: str) -> str:
     plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
     return f"{count:,} {noun if count == 1 else plural}"
+
+
+def _change_rate(task: str) -> str:
+    return f"bulltask control rate-limit {quote(task)} RATE"
 
 
 def _jobs_are(count: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable
 
@@ -64,6 +65,10 @@ def test_the_reasons_of_a_real_worker(harness: WorkerHarness) -> None:
     reason = wait_for(harness, throttled, "task-rate-limit")
     assert "task rated (1/h) delays the job: it is number 1 of 1 in its line" in reason.sentence
     assert reason.expected_s == pytest.approx(3600, abs=60)
+
+    of_queue = next(it for it in harness.app.queue("default").explain().reasons if it.code == "task-rate-limit")
+    assert re.search(r"rated \(1/h\) throttles 1 job; the next one starts in [56][0-9.]+ min$", of_queue.sentence)
+    assert of_queue.command == "bulltask control rate-limit rated RATE"
 
     unknown = send("nope")
     reason = wait_for(harness, unknown, "unknown-task")

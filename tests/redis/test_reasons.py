@@ -970,7 +970,7 @@ def test_the_command_explains_a_job_that_it_finds_in_any_queue(world: World) -> 
     assert shown.output.startswith("Job j, queue mail: waiting\n\nQueue mail is paused since ")
     assert "\n  paused: meta.version=bullmq:" in shown.output
     assert "No worker of queue mail is connected" in shown.output
-    assert "\n  $ bulltask worker -A APP -Q mail\n" in shown.output
+    assert f"\n  $ bulltask -b {world.url} worker -A APP -Q mail\n" in shown.output
 
 
 def test_the_command_explains_a_queue_and_prints_json(world: World) -> None:
@@ -981,6 +981,26 @@ def test_the_command_explains_a_queue_and_prints_json(world: World) -> None:
     assert shown.exit_code == 0
     assert [reason["code"] for reason in document["reasons"]] == ["paused", "no-worker", "empty"]
     assert document["job_id"] is None
+
+
+def test_printed_commands_are_for_the_same_app_and_server(world: World, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "shop_why.py").write_text(f"import bulltask\napp = bulltask.App('shop', {world.url!r})\n")
+    world.queue.pause()
+    world.add(timestamp=datetime.now(UTC) + timedelta(hours=2))
+    server = redis.Redis.from_url(world.url).connection_pool.connection_kwargs
+    cli = f"redis-cli -h {server['host']} -p {server['port']} TIME"
+    shown = CliRunner().invoke(main, ["-A", "shop_why", "why", "j", "--queue-hash-tag"]).output
+    for line in ("-A shop_why queue resume mail --queue-hash-tag", "-A shop_why worker -Q mail"):
+        assert f"\n  $ bulltask {line}\n" in shown, shown
+    assert f"\n  $ {cli}" in shown, shown
+    document = json_of(bulltask(world, "job", "show", "j", "--json"), "job show")
+    commands = [reason["command"] for reason in document["redis"]["why"]]
+    assert commands == [
+        f"bulltask -b {world.url} queue resume mail",
+        f"bulltask -b {world.url} worker -A APP -Q mail",
+        cli,
+    ]
 
 
 def test_the_command_finds_the_queue_of_a_deduplication_id_and_of_a_job_without_a_hash(world: World) -> None:
