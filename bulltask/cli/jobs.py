@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from heapq import nsmallest
 from itertools import islice
 from typing import IO, Any, Final
 
@@ -21,7 +22,7 @@ import click
 
 from bulltask.app import App
 from bulltask.cli.app_loader import existing_queue, load_app_or_broker
-from bulltask.cli.job import chosen_queues
+from bulltask.cli.job import chosen_queues, known_queues
 from bulltask.cli.options import (
     ExitCode,
     confirmation_options,
@@ -63,7 +64,7 @@ _MAX_ERRORS: Final = 20
 
 
 @click.command("jobs", short_help="List, retry, promote, remove or revoke a queue's jobs by a filter.")
-@click.argument("queue", metavar="QUEUE")
+@click.argument("queue", metavar="[QUEUE]", required=False)
 @click.option(
     "--state",
     "states",
@@ -77,6 +78,7 @@ _MAX_ERRORS: Final = 20
 @click.option("--search", metavar="TEXT", help="Only jobs with TEXT in their id, task, data as stored, or error.")
 @duration_option("--older-than", text="Only jobs that finished, or were added, longer ago: 90, 10s, 15m, 12h or 7d.")
 @duration_option("--newer-than", text="Only jobs that finished, or were added, since then.")
+@click.option("--oldest", is_flag=True, help="Waiting jobs that were added first, of all queues if there is no QUEUE.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Maximum number of jobs (default: 50, or all).")
 @click.option(
     "--scan",
@@ -91,8 +93,10 @@ _MAX_ERRORS: Final = 20
 @click.option("--terminate", is_flag=True, help="With --revoke: cancel running jobs, too.")
 @confirmation_options
 @operator_options
-def jobs(ctx: click.Context, /, *, queue: str, **options: Any) -> None:
+def jobs(ctx: click.Context, /, *, queue: str | None, oldest: bool, **options: Any) -> None:
     """List the jobs of QUEUE, or change all jobs that match: add --retry, --promote, --remove or --revoke.
+
+    Which jobs have been waiting longest, in any queue: --oldest.
 
     Before jobs are changed, they are counted, and you are asked. If you interrupt the command, run it again: jobs that
     have already been changed no longer match.
@@ -106,9 +110,16 @@ def jobs(ctx: click.Context, /, *, queue: str, **options: Any) -> None:
     action = actions[0] if actions else None
     if options["terminate"] and action is not Action.REVOKE:
         raise click.UsageError("--terminate needs --revoke")
+    if oldest and action:
+        raise click.UsageError(f"--oldest lists jobs: --{action} is not possible with it")
+    if queue is None and not oldest:
+        raise click.UsageError("pass a QUEUE, or --oldest for the jobs of all queues ('bulltask queues' lists these)")
     if action:
         check_can_ask(f"--{action}", options)
     with closing(load_app_or_broker(ctx, options)) as app:
+        if queue is None or oldest:
+            _list_oldest(app, queue, options)
+            return
         found = existing_queue(app, queue)
         if action is None:
             _list(found, options)
@@ -171,6 +182,52 @@ def _list(queue: Queue, options: dict[str, Any]) -> None:
     echo(f"{counted}; scanned {search.scanned:,} of {total:,} in these states{more}", err=True)
 
 
+def _list_oldest(app: App, name: str | None, options: dict[str, Any]) -> None:
+    """List the jobs that were added first, in the order in which they were."""
+    queues = [existing_queue(app, name)] if name else [app.queue(known) for known in known_queues(app)]
+    limit, scan = options["limit"] or _SHOWN, options["scan"] or _SCANNED
+    wanted = {**options, "states": options["states"] or ("waiting",)}
+    scanned = total = 0
+
+    def added() -> Iterator[tuple[int, int, str, str, str]]:
+        """Yield when each job that matches was added, its queue's number, its id, state and the state's label."""
+        nonlocal scanned, total
+        for number, queue in enumerate(queues):
+            search = JobSearch(queue.context, _filter(queue, None, wanted), more=("timestamp",))
+            total += queue.context.run(search.count())
+            for page, of_page in _pages(queue, search):
+                scanned += of_page
+                for match in page:
+                    label = "due" if search.is_due(match.state) else match.state
+                    yield match.since_ms, number, match.id, match.state, label
+                if search.scanned >= scan:
+                    break
+
+    rows = _read(queues, nsmallest(limit, added()))
+    if options["as_json"]:
+        document = [_to_json(job, state) for job, state, _ in rows]
+        is_complete = scanned >= total
+        print_json({"queue": name, "jobs": document, "scanned": scanned, "total": total, "complete": is_complete})
+        return
+    if rows:
+        now = datetime.now(UTC)
+        head = ("queue", "id", "task", "state", "since", "attempts", "error")
+        echo(as_table(head, [(in_one_line(job.queue), *_row(job, label, now)) for job, _, label in rows]))
+    counted = f"the oldest {pluralize(len(rows), 'job')} of {pluralize(len(queues), 'queue')}"
+    echo(f"{counted}; scanned {scanned:,} of {total:,} in these states", err=True)
+
+
+def _read(queues: Sequence[Queue], found: Sequence[tuple[int, int, str, str, str]]) -> list[tuple[Job, str, str]]:
+    """Return the jobs that still exist, in their order, with their states and these states' labels."""
+    shown: dict[tuple[int, str], Job] = {}
+    for number in {number for _, number, *_ in found}:
+        context = queues[number].context
+        ids = [job_id for _, its_queue, job_id, *_ in found if its_queue == number]
+        shown |= {(number, job.id): Job(context, job) for job in context.run(read_jobs(context, ids))}
+    rows = [(shown.get((number, job_id)), state, label) for _, number, job_id, state, label in found]
+    return [(job, state, label) for job, state, label in rows if job is not None]
+
+
 def _pages(queue: Queue, search: JobSearch) -> Iterator[tuple[list[Any], int]]:
     """Yield the jobs of each page that match, and how many jobs were read for it."""
     before = 0
@@ -203,6 +260,7 @@ def _row(job: Job, state: str, now: datetime) -> Sequence[str]:
 def _to_json(job: Job, state: str) -> dict[str, Any]:
     return {
         "id": job.id,
+        "queue": job.queue,
         "task": job.name,
         "state": _state_name(state),
         "added_at": iso(job.timestamp_ms),

@@ -450,9 +450,9 @@ def _child(item: Any, *, is_json: bool) -> tuple[str, Any]:
 STATES_IN_ORDER: Final = (
     "waiting-children",
     "delayed",
-    "prioritized",
     "wait",
     "paused",
+    "prioritized",  # runs after those without a priority
     "active",
     "completed",
     "failed",

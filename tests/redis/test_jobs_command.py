@@ -282,3 +282,23 @@ def test_secrets_in_errors_are_hidden(app: App, bulltask: Bulltask) -> None:
             assert not re.search("s.cr.t|hunter|ab[1#]", shown), shown
             assert "bob:***@host/ failed" in shown
             assert "password=***, token: " in shown
+
+
+def test_the_jobs_that_wait_longest_are_found_in_all_queues(app: App, bulltask: Bulltask) -> None:
+    app.queue("mail").add("done", delay=3600)
+    last = app.queue("mail").add("c", timestamp=3_000)
+    first, second = (app.queue("bulk").add(name, priority=2, timestamp=ms) for name, ms in (("a", 1_000), ("b", 2_000)))
+    assert ids_of(bulltask("jobs", "--oldest", "--json")) == [first.id, second.id, last.id]
+    assert ids_of(bulltask("jobs", "--oldest", "--limit", 1, "--json")) == [first.id]
+    assert ids_of(bulltask("jobs", "mail", "--oldest", "--json")) == [last.id]
+    shown = bulltask("jobs", "--oldest", "--task", "b")
+    assert re.search(rf"^bulk +{second.id} +b +prioritized ", shown.stdout, re.MULTILINE)
+    assert "the oldest 1 job of 2 queues; scanned 3 of " in shown.stderr
+    for refused in (bulltask("jobs"), bulltask("jobs", "mail", "--oldest", "--retry", "--yes")):
+        assert (refused.exit_code, "--oldest" in refused.stderr) == (2, True)
+
+
+def test_jobs_are_listed_in_the_order_in_which_they_run(app: App, bulltask: Bulltask) -> None:
+    queue = app.queue("mail")
+    late, soon = queue.add("late", priority=2), queue.add("soon")
+    assert ids_of(bulltask("jobs", "mail", "--json")) == [soon.id, late.id]
