@@ -47,7 +47,7 @@ from bulltask.queue.flows import FlowNode
 from bulltask.queue.overview import find_queues
 from bulltask.queue.reasons import Explanation, Reason
 from bulltask.transport.broker import scan_up_to
-from bulltask.transport.call import QueueKeys, command
+from bulltask.transport.call import Call, QueueKeys, command
 from bulltask.transport.scripts.job import job_fields
 from bulltask.transport.scripts.move import CRASHES
 from bulltask.transport.scripts.queue import scan_queues
@@ -441,9 +441,16 @@ class _FoundJob:
         }
 
 
-def ambiguous(job_id: str, queues: Iterable[str]) -> click.UsageError:
+def ambiguous(app: App, job_id: str, queues: Iterable[str]) -> click.UsageError:
     """Return the error for a job id that exists in several queues."""
-    names = ", ".join(map(in_one_line, queues))  # any client with access to Redis may have chosen them
+    config = app._config
+    with app._broker.pool.client() as client:
+        known = find_queues(client, config.prefix, scan=False).names
+        untagged = sorted({*known} - {app._broker.keys(name).name for name in _app_names(known, config)})
+        calls: list[Call[object]] = [command("EXISTS", QueueKeys(config.prefix, name).job(job_id)) for name in untagged]
+        exists = client.run_many(calls) if calls else []
+    found = [f"{name} (--no-queue-hash-tag)" for name, is_there in zip(untagged, exists, strict=True) if is_there]
+    names = ", ".join(map(in_one_line, [*queues, *found]))  # any client with access to Redis may have chosen them
     return click.UsageError(f"several queues have a job {job_id!r}: {names}; choose one with --queue")
 
 
@@ -493,7 +500,7 @@ def queue_of_job(app: App, job_id: str, queue: str | None = None, known: Collect
         names, in_redis = _search(app, job_id, known)
         others = in_redis - {bullmq_name(name, hash_tag=not with_tag) for name in _app_names(in_redis, config)}
     if len(names) > 1:
-        raise ambiguous(job_id, names)
+        raise ambiguous(app, job_id, names)
     if names:
         return names[0]
     calls = [command("EXISTS", QueueKeys(config.prefix, name).job(job_id), parse_reply=bool) for name in others]

@@ -67,7 +67,7 @@ def _queue_of(app: App, job_id: str) -> str:
         with app._broker.pool.client() as client:
             names = [queue for queue, keys in known if True in client.try_many(traces(keys, job_id))]
     if len(names) > 1:
-        raise ambiguous(job_id, names)
+        raise ambiguous(app, job_id, names)
     return names[0] if names else app._config.default_queue
 
 

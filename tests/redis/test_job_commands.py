@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,16 @@ def test_show_needs_the_queue_if_several_queues_have_the_id(
     assert shown.exit_code == 2
     assert "several queues have a job 'same': mail, reports; choose one with --queue" in shown.output
     assert '{"queue": "reports"}' in run("show", "same", "--queue", "reports", *with_tag).output
+
+
+@pytest.mark.one_server
+def test_a_queue_without_the_hash_tag_that_has_the_id_too_is_named(broker_url: str, run: Run) -> None:
+    for hash_tag, name in ((True, "mail"), (True, "reports"), (False, "plain")):
+        with closing(App("sender", broker_url, queue_hash_tag=hash_tag)) as app:
+            app.queue(name).add("send", job_id="same")
+    listed = "several queues have a job 'same': mail, reports, plain (--no-queue-hash-tag); choose one with --queue"
+    assert listed in run("show", "same").output
+    assert listed in CliRunner().invoke(main, ["why", "same", "-b", broker_url]).output
 
 
 @pytest.mark.one_server
