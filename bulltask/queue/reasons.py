@@ -330,12 +330,14 @@ class _Fleet:
         unknown: Ids, or names, of connected workers without a state, such as those of Node.js.
         silent: Ids of bulltask's workers whose supervisor no longer writes its state.
         sees_all: Whether both the connections and the states could be read.
+        killed: Ids of those with children that have stored a state a moment ago, but no longer have any connection.
     """
 
     states: Mapping[str, WorkerState]
     unknown: Sequence[str]
     silent: Sequence[str]
     sees_all: bool
+    killed: Sequence[str] = ()
 
     @classmethod
     def of(
@@ -345,19 +347,25 @@ class _Fleet:
         keys: QueueKeys,
         now: int,
     ) -> _Fleet:
-        """Combine the stored states with the connections; ``None`` for what could not be read."""
-        connected = {row.name.removeprefix(keys.client_name()).removeprefix(":w:") for row in rows or ()}
-        states, silent = dict[str, WorkerState](), list[str]()
+        """Combine the stored states with all connections; ``None`` for what could not be read."""
+        own = _workers_of(rows or (), keys)
+        connected = {row.name.removeprefix(keys.client_name()).removeprefix(":w:") for row in own}
+        # A worker with many queues has connections only for some of them.
+        anywhere = {row.name.rpartition(":w:")[2] for row in rows or ()}
+        states, silent, killed = dict[str, WorkerState](), list[str](), list[str]()
         for worker_id, state in (stored or {}).items():
             if state is not None and now - state.at_ms <= _SILENT * state.ttl_ms:
-                states[worker_id] = state
+                if rows is not None and worker_id not in anywhere and any(it.state == "run" for it in state.children):
+                    killed.append(worker_id)
+                else:
+                    states[worker_id] = state
             elif rows is None or worker_id in connected:  # otherwise, it was killed
                 silent.append(worker_id)
         others = connected - set(stored or ())
         if stored is not None:
             silent += sorted(other for other in others if pid_of_worker(other))
         unknown = sorted(others - set(silent))
-        return cls(states, unknown, silent, stored is not None and rows is not None)
+        return cls(states, unknown, silent, stored is not None and rows is not None, killed)
 
     def has(self, worker: str) -> bool:
         """Whether a worker may be alive."""
@@ -410,7 +418,7 @@ class _View:
         replies = self._replies
         replies.add("workers", (yield from _tolerant(read_workers([self._keys], self._now_ms))))
         stored = replies["workers"][0] if replies.sees("workers") else None
-        rows = _workers_of(replies["clients"], self._keys) if replies.sees("clients") else None
+        rows = replies["clients"] if replies.sees("clients") else None
         self._fleet = _Fleet.of(stored, rows, self._keys, self._now_ms)
 
     def _queue_calls(self) -> dict[str, Call[Any]]:
@@ -738,12 +746,15 @@ class _View:
             self._add_wrong_hash_tag(what, start, {"workers of the other": len(others)})
             return
         names = sorted({queue_of_connection(row.name, self._keys.prefix)[0] for row in rows} - {""})
-        only = f", only to {', '.join(names[:_SHOWN])}" if names else ""
+        only = f", only to {_listed([self._name_in_app(name) for name in names])}" if names else ""
+        if killed := self._fleet.killed:
+            only += f"; {_listed(killed)} was until a moment ago, and was killed, or reconnects"
         self._add(
             "no-worker",
             f"No worker of queue {self._queue} is connected to {self._url}{only}",
-            {"workers": 0, "queues with connections": names[:_SAMPLE]},
+            {"workers": 0, "queues with connections": names[:_SAMPLE], "killed": list(killed)},
             self._start_worker(),
+            "likely" if killed else "proved",
         )
 
     def _name_in_app(self, bullmq_queue: str) -> str:

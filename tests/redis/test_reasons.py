@@ -439,7 +439,7 @@ def queue_without_a_worker(world: World) -> None:
     world.add()
 
 
-@case("no-worker", "is connected to redis://.*, only to {files}, {other}$")
+@case("no-worker", "is connected to redis://.*, only to files, other$")
 def workers_of_other_queues_only(world: World) -> str:
     world.connect("{other}")
     world.connect("{files}")
@@ -557,6 +557,21 @@ def worker_whose_state_is_old(world: World) -> str:
 def worker_that_was_killed_a_moment_ago(world: World) -> str:
     world.register(at_ms=world.app._now_ms() - 12_000, connected=False)
     return world.add()
+
+
+@case("no-worker", f"{WORKER} was until a moment ago, and was killed, or reconnects")
+def busy_worker_that_has_just_been_killed(world: World) -> str:
+    world.register(jobs=(long_job(world),), connected=False)
+    return world.add()
+
+
+@case("worker-gone", "the job runs again after a worker of the queue has started")
+def job_whose_worker_has_just_been_killed(world: World) -> str:
+    world.add()
+    job = WorkerJob(id="j", queue="mail", since_ms=1, state="active")
+    world.register(jobs=(job,), connected=False)
+    world.redis.hset(world.keys.job(world.acquire()), "pb", WORKER)
+    return "j"
 
 
 @case("queue-rate-limit", "used up its rate limit of 3 jobs; it is free in ")
