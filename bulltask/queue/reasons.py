@@ -519,6 +519,7 @@ class _View:
             calls["own dedup ttl"] = command("PTTL", keys.deduplication(dedup))
         if owner := self._replies["dedup owner"]:
             calls["owner exists"] = command("EXISTS", keys.job(text(owner)))
+            calls["owner finished"] = command("HEXISTS", keys.job(text(owner)), "finishedOn")
         return calls
 
     def _member_calls(self) -> dict[str, Call[Any]]:
@@ -960,6 +961,8 @@ class _View:
         replies = self._replies
         if not any(self._meta) and not replies.count("wait", "delayed", "prioritized", "active"):
             self._judge_unused()
+        else:
+            self._judge_twin()
         self._judge_dead()
         for job_id in replies["incompatible"] or ():
             reason = codec.decode_text(replies["incompatible reason"])[:_MAX_TEXT]
@@ -1010,6 +1013,15 @@ class _View:
                 {"due": due, "first": first[0], "since": _iso(due_ms)},
                 in_ms=0,
             )
+
+    def _judge_twin(self) -> None:
+        """Judge jobs that wait under the queue's other spelling without workers, while this one is in use."""
+        waiting = self._replies.count("twin wait")
+        if waiting and self._replies.sees("clients") and not _workers_of(self._replies["clients"], self._twin):
+            jobs = f"has {_count(waiting, 'waiting job')} and no workers"
+            what = f"The queue {self._twin.name}, which is another queue than {self._keys.name}, {jobs}"
+            why = f"bulltask why -Q {quote(self._queue)} {self._other_option()}"
+            self._add_wrong_hash_tag(what, why, {"waiting": waiting})
 
     def _judge_unused(self) -> None:
         replies = self._replies
@@ -1074,6 +1086,7 @@ class _View:
             case None:
                 return
             case JobState.COMPLETED | JobState.FAILED:
+                self._judge_own_deduplication(job_id)
                 self._judge_finished(job_id)
                 return
             case JobState.ACTIVE:
@@ -1122,7 +1135,13 @@ class _View:
     def _judge_unknown(self, job_id: str) -> None:
         replies = self._replies
         if (owner := replies["dedup owner"]) is not None:
-            self._judge_owner(job_id, text(owner), replies["dedup ttl"], exists=bool(replies["owner exists"]))
+            self._judge_owner(
+                job_id,
+                text(owner),
+                replies["dedup ttl"],
+                exists=bool(replies["owner exists"]),
+                finished=bool(replies["owner finished"]),
+            )
         if replies["twin job"]:
             what = f"The job is in the queue {self._twin.name}, not in {self._keys.name}"
             self._add_wrong_hash_tag(what, self._job("show", job_id, self._other_option()), {})
@@ -1136,10 +1155,12 @@ class _View:
                 self._job("show", job_id, "--lake DIRECTORY"),
             )
 
-    def _judge_owner(self, dedup_id: str, owner: str, ttl_ms: int, *, exists: bool) -> None:
+    def _judge_owner(self, dedup_id: str, owner: str, ttl_ms: int, *, exists: bool, finished: bool) -> None:
         forever = ttl_ms is not None and ttl_ms < 0
-        until = f"until {_at(self._now_ms + ttl_ms)}" if not forever else "until it has finished"
+        end = "until the id is removed" if finished or not exists else "until it has finished"
+        until = end if forever else f"until {_at(self._now_ms + ttl_ms)}"
         gone = "" if exists else ", whose hash is gone: senders other than bulltask add no job with this id any more"
+        gone = ", which has finished" if exists and finished else gone
         self._add(
             "deduplicated",
             f"The deduplication id {dedup_id} belongs to job {owner}{gone}; new jobs with it are not added {until}",
@@ -1151,7 +1172,9 @@ class _View:
     def _judge_own_deduplication(self, job_id: str) -> None:
         dedup, owner = self._fields.get("deid"), self._replies["own dedup"]
         if dedup and owner is not None and text(owner) == job_id:
-            self._judge_owner(dedup, job_id, self._replies["own dedup ttl"], exists=True)
+            self._judge_owner(
+                dedup, job_id, self._replies["own dedup ttl"], exists=True, finished="finishedOn" in self._fields
+            )
 
     def _judge_finished(self, job_id: str) -> None:
         finished_ms, reason = _whole(self._fields.get("finishedOn")), self._fields.get("failedReason", "")[:_MAX_TEXT]

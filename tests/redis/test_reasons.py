@@ -428,6 +428,26 @@ def queue_under_the_other_spelling(world: World) -> None:
     job_under_the_other_spelling(world)
 
 
+@case("wrong-hash-tag", "The queue mail, which is another queue than {mail}, has 1 waiting job and no workers: ")
+def queue_with_workers_whose_other_spelling_has_the_jobs(world: World) -> None:
+    job_under_the_other_spelling(world)
+    world.connect()
+    world.add("here")
+
+
+@case("deduplicated", "once belongs to job j, which has finished; new jobs with it are not added until [0-9-]{10} ")
+def finished_owner_of_a_deduplication_id(world: World) -> str:
+    world.add(deduplication={"id": "once", "ttl": 60}, remove_on_complete=False)
+    return world.worker.complete()
+
+
+@case("deduplicated", "which has finished; new jobs with it are not added until the id is removed")
+def deduplication_id_of_a_finished_job(world: World) -> str:
+    finished_owner_of_a_deduplication_id(world)
+    world.redis.persist(world.keys.deduplication("once"))
+    return "once"
+
+
 @case("no-worker", "No worker of queue mail is connected to redis://")
 def without_a_worker(world: World) -> str:
     world.connect("{other}")
