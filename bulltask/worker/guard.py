@@ -70,8 +70,10 @@ def end_marked(mark: str, shared_fd: int) -> bool:
 
 
 def _has(pid: int, fd: int, file: os.stat_result) -> bool:
+    path = f"/proc/{pid}/fd/{fd}"
     try:
-        return os.path.samestat(os.stat(f"/proc/{pid}/fd/{fd}"), file)  # noqa: PTH116 - for every process
+        # Whoever has opened the file only for reading is not a child, but a probe of any worker (`bulltask health`).
+        return os.path.samestat(os.stat(path), file) and os.lstat(path).st_mode & 0o200 != 0  # noqa: PTH116
     except OSError:  # the process has exited, or belongs to another user
         return False
 

@@ -131,6 +131,32 @@ def test_a_worker_whose_supervisor_was_stopped_is_not_alive(
     assert page.not_alive() == []
 
 
+PROBE = """
+import os, sys
+from bulltask.worker import health
+fds = f"/proc/{sys.argv[1]}/fd"
+path, *_ = [path for fd in os.listdir(fds) if os.readlink(path := f"{fds}/{fd}").startswith("/memfd:bulltask-slots")]
+pages = [health._page_of(path) for _ in range(40)]  # one of them has the number of this file in the worker's children
+print(len(pages), flush=True)
+input()
+"""
+
+
+def test_a_probe_survives_the_end_of_a_killed_worker(harness: WorkerHarness) -> None:
+    worker = harness.worker(children=1)
+    worker.wait_for_line("Child started")
+    [guard] = [pid for pid in children_of(worker.pid) if name_of(pid) == "bulltask-guard"]
+    command = [sys.executable, "-c", PROBE, str(worker.pid)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as probe:
+        assert probe.stdout is not None
+        assert probe.stdout.readline() == "40\n"
+        worker.send(signal.SIGKILL)
+        worker.wait()
+        wait_until(lambda: name_of(guard) in {"", "zombie"}, 60, "the end of its guard")
+        probe.communicate("\n")
+    assert probe.returncode == 0
+
+
 # ---- children -------------------------------------------------------------------------------------------------------
 
 QUICK_CHECK = """
