@@ -6,7 +6,6 @@ import importlib
 import json
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
-from difflib import get_close_matches
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -27,7 +26,7 @@ from bulltask.cli.options import (
     redis_options,
 )
 from bulltask.cli.terminal import echo, in_one_line, print_json
-from bulltask.jobs.errors import ResultTimeoutError
+from bulltask.jobs.errors import ResultTimeoutError, did_you_mean
 from bulltask.jobs.names import JobState
 from bulltask.jobs.stored_job import JobSnapshot
 from bulltask.registry.results import AsyncResult
@@ -64,8 +63,7 @@ def call(ctx: click.Context, /, *, task: str, **options: Any) -> None:
         raise click.UsageError("--args must be a JSON array, and --kwargs a JSON object")
     with closing(_app(ctx, options)) as app:
         if app.tasks and task not in app.tasks:
-            close = get_close_matches(task, app.tasks, 1)
-            echo(f"note: the app has no task {task!r}{f'; did you mean {close[0]!r}?' if close else ''}", err=True)
+            echo(f"note: the app has no task {task!r}{did_you_mean(task, app.tasks)}", err=True)
         names = ("queue", "countdown", "eta", "expires", "priority", "job_id")
         given = {name: options[name] for name in names if options[name] is not None}
         try:

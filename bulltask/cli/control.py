@@ -59,8 +59,8 @@ def order_options(function: Callable[..., None]) -> Callable[..., None]:
         "--destination",
         metavar="WORKER",
         multiple=True,
-        help="Only workers with this --name or ID, or pattern such as 'web-*'; comma-separated, or repeated (default: "
-        "all).",
+        help="Only workers with this name (-n) or ID, or pattern such as 'web-*'; comma-separated, or repeated "
+        "(default: all).",
     )
     timeout = duration_option(
         "-t",

@@ -21,7 +21,7 @@ _Found = tuple[str, int, list[str]]
 
 @click.command("health", short_help="Check whether workers are healthy.")
 @click.argument("check", type=click.Choice(["live", "ready"]), default="ready")
-@click.option("-w", "--worker", help="Only the worker with this id, or this --name.")
+@click.option("-w", "--worker", help="Only the worker with this ID, or this name (-n).")
 @click.option("--pid", type=int, help="Only the worker whose supervisor has this process id.")
 @click.option("--redis", "by_redis", is_flag=True, help="Ask Redis (-A or -b) about workers on any machine instead.")
 @operator_options

@@ -277,14 +277,14 @@ def _redis_fields(redis_job: _FoundJob) -> list[tuple[str, object]]:
         ("result", None if job.returnvalue is None else _json(job.returnvalue)),
         ("progress", job.progress and _json(job.progress)),
         ("parent", redis_job.parent and "job {1} of queue {0} (bulltask job tree {1})".format(*redis_job.parent)),
-        ("children", redis_job.children and _children(redis_job)),
+        ("children", _children(redis_job)),
         ("scheduler", job.scheduler_id),
     ]
 
 
 def _children(found: _FoundJob) -> str:
     counts = ", ".join(f"{number} {kind}" for kind, number in found.children.items())
-    return f"{counts} (bulltask job tree {found.job.id})"
+    return counts and f"{counts} (bulltask job tree {found.job.id})"
 
 
 def _parent(app: App, found: Job) -> tuple[str, str] | None:

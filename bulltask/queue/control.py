@@ -164,7 +164,7 @@ def _concerns(order: Order, state: WorkerState) -> bool:
 
 
 def _matches(worker_id: str, name: str) -> bool:
-    """Whether a name is that of a worker: its ``--name``, its id, a pattern, or the id without the process id."""
+    """Whether a name is that of a worker: its ``--hostname``, its id, a pattern, or the id without the process id."""
     given = worker_id.rpartition("@")[0] or worker_id
     return name in {worker_id, worker_id.rsplit("-", 2)[0], given} or fnmatchcase(worker_id, name)
 

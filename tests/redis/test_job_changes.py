@@ -110,6 +110,7 @@ def test_parents_and_child_jobs_are_named_with_the_command_that_shows_them(app: 
     [part] = app.queue("mail").get_waiting()
     shown = bulltask("job", "show", part.id).stdout
     assert f"parent     job {root.id} of queue mail (bulltask job tree {root.id})\n" in shown
+    assert "children" not in shown
     assert f"children   1 unprocessed (bulltask job tree {root.id})\n" in bulltask("job", "show", root.id).stdout
     document = json_of(bulltask("job", "show", part.id, "--json"), "job show")["redis"]
     assert document["parent"] == {"queue": "mail", "id": root.id}
