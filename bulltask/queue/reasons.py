@@ -8,7 +8,7 @@ snapshot is read again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from math import inf, isfinite
 from shlex import quote
@@ -119,12 +119,13 @@ REASONS: Final[Mapping[str, str]] = {
 """All codes, with their meaning. Their order is that of causes: a reason that binds earlier comes first."""
 
 _OF_SOME_JOBS: Final = frozenset(
-    "lock-expired worker-gone schedule-late unknown-task incompatible delayed task-rate-limit waiting-children due "
-    "working empty".split()
+    "child-failed child-gone lock-expired worker-gone schedule-late unknown-task incompatible delayed task-rate-limit "
+    "waiting-children due working empty".split()
 )
 
 _HARMLESS: Final = frozenset(
-    "behind prioritized deduplicated due delayed cannot-see schedule clocks-apart released".split()
+    "child-failed child-gone behind prioritized deduplicated due delayed cannot-see schedule clocks-apart "
+    "released".split()
 )
 """Reasons that hold no job that is ready to run."""
 
@@ -135,6 +136,9 @@ _SEARCHED: Final = 1_000
 
 _SAMPLE: Final = 100
 """How many active jobs or child jobs are looked at."""
+
+_PARENTS: Final = 3
+"""How many jobs that wait for child jobs an explanation of a queue explains."""
 
 _SHOWN: Final = 5
 """How many of them a sentence names."""
@@ -247,6 +251,8 @@ def explain_queue(context: QueueContext) -> Operation[Explanation]:
     """Read why a queue's jobs do not run."""
     view = _View(context, None)
     yield from view.read()
+    for parent in view.parents:  # each takes three round trips more
+        view.add_children(parent, (yield from explain_job(context, parent)))
     return view.explanation()
 
 
@@ -431,6 +437,7 @@ class _View:
             "prioritized": command("ZCARD", keys.prioritized),
             "delayed": command("ZCARD", keys.delayed),
             "children": command("ZCARD", keys.waiting_children),
+            "parents": command("ZRANGE", keys.waiting_children, 0, _PARENTS - 1, parse_reply=texts),
             "marker": command("ZCARD", keys.marker),
             "due": command("ZCOUNT", keys.delayed, "-inf", f"({(self._now_ms + 1) * DELAYED_SCORE}"),
             "first delayed": command("ZRANGE", keys.delayed, 0, 0, "WITHSCORES", parse_reply=_first),
@@ -610,6 +617,19 @@ class _View:
             seconds, at = max(0.0, in_ms) / 1000, _moment(self._now_ms + max(0.0, in_ms))
         told: dict[str, Any] = {"code": code, "sentence": sentence, "evidence": evidence, "command": command_line}
         self._reasons.append(Reason(**told, certainty=certainty, expected_s=seconds, expected_at=at))
+
+    @property
+    def parents(self) -> Sequence[str]:
+        """Some jobs of the queue that wait for child jobs."""
+        return self._replies["parents"] or ()
+
+    def add_children(self, parent: str, explanation: Explanation) -> None:
+        """Add what is wrong with the child jobs of one of the queue's jobs."""
+        self._reasons += [
+            replace(reason, sentence=f"Job {parent}: {reason.sentence}")
+            for reason in explanation.reasons
+            if reason.code in {"child-failed", "child-gone"}
+        ]
 
     def _judge_redis(self) -> None:
         info = self._info
@@ -1053,8 +1073,9 @@ class _View:
                 in_ms=left_ms,
             )
         if children := replies.count("children"):
-            sentence = f"{_jobs_are(children)} waiting for child jobs in queue {self._queue}"
-            self._add("waiting-children", sentence, {"waiting-children": children})
+            such_as = f", such as {_listed(self.parents)}" if self.parents else ""
+            sentence = f"{_jobs_are(children)} waiting for child jobs in queue {self._queue}{such_as}"
+            self._add("waiting-children", sentence, {"waiting-children": children, "jobs": list(self.parents)})
         if not (first or children):
             sentence = f"Queue {self._queue} has no jobs that wait; {_jobs_are(replies.count('active'))} active"
             self._add("empty", sentence, {"waiting": 0, "delayed": 0, "active": replies.count("active")})

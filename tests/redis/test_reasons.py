@@ -246,6 +246,13 @@ def waiting_for_a_failed_child(world: World) -> str:
     return "j"
 
 
+@case("child-failed", "^Job j: The child job a in queue .* has failed, and the job waits for it forever: no")
+def queue_of_a_job_that_waits_for_a_failed_child(world: World) -> None:
+    waiting_for_a_failed_child(world)
+    world.connect()
+    assert world.explain(None).reasons[-1].sentence == "1 job is waiting for child jobs in queue mail, such as j"
+
+
 @case("child-gone", "1 child job the job waits for was removed, such as bull:{files}:a")
 def waiting_for_a_removed_child(world: World) -> str:
     waiting_for_children(world)
