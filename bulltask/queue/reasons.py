@@ -74,6 +74,7 @@ REASONS: Final[Mapping[str, str]] = {
     "no-stalled-check": "the job's lock has expired, and no worker looks for stalled jobs",
     "lock-expired": "the job's lock has expired; it runs again after a stalled check",
     "worker-gone": "the job's worker is gone, but its lock has not expired yet",
+    "child-stopped": "a child was stopped while it had jobs",
     "prefetched": "a child has acquired the job in advance",
     "batch-filling": "the job's batch is not full yet",
     "running": "a worker is running the job",
@@ -804,6 +805,7 @@ class _View:
         causes = {worker: self._causes(state, is_ready=is_ready) for worker, state in self._fleet.states.items()}
         if not causes or not all(causes.values()):
             return
+        self._judge_stopped([(state, child) for state in self._fleet.states.values() for child in state.children])
         total = len(causes)
         queue, only = quote(self._queue), f" -d {quote(next(iter(causes)))}" if total == 1 else ""
         for code, what, command_line in (
@@ -845,7 +847,7 @@ class _View:
             "queue-cancelled": self._queue in state.cancelled,
             "no-permits": state.permits == 0,
             "no-children": not (state.is_short or children),
-            "workers-busy": is_ready and not state.is_short and is_busy,
+            "workers-busy": is_ready and bool(children) and is_busy,
             "unknown-task": may_lack and task not in state.tasks,
         }
         return [code for code, it_does in holds.items() if it_does]
@@ -856,6 +858,18 @@ class _View:
             map(self._fleet.states.__getitem__, workers[:_SAMPLE]),
         )
         return {"workers": [{name: getattr(state, name) for name in names} for state in states]}
+
+    def _judge_stopped(self, children: Sequence[tuple[WorkerState, WorkerChild]]) -> None:
+        stopped = [(state, child) for state, child in children if child.state == "stopped"]
+        if stopped:
+            pids = [str(child.pid) for state, child in stopped[:_SHOWN] if state.host == stopped[0][0].host]
+            names = _listed([f"child {child.pid} of worker {state.id}" for state, child in stopped])
+            self._add(
+                "child-stopped",
+                f"Stopped by a signal: {names}; jobs there keep their locks, and continue after the signal CONT",
+                {"children": [{"worker": state.id, "pid": child.pid} for state, child in stopped[:_SAMPLE]]},
+                f"kill -CONT {' '.join(pids)}",
+            )
 
     def _judge_busy(self, workers: Sequence[str]) -> None:
         states = [self._fleet.states[worker] for worker in workers]
@@ -1278,6 +1292,7 @@ class _View:
             self._add("running", f"The job is running{on_since}", evidence, logs)
             return
         state, child, job = found
+        self._judge_stopped([(state, child)])
         evidence |= {"host": state.host, "pid": child.pid, "slot": job.state}
         task = self._fields.get("name", "")
         size = _number_in(state.batches, task, "size") or 0

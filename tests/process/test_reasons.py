@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Callable
@@ -18,8 +19,10 @@ pytestmark = pytest.mark.process
 SOURCE = """
 import asyncio
 
-from bulltask.worker import fleet
+from bulltask.worker import child_pool, fleet
 
+child_pool._NOTE_MS = 0
+child_pool.IdleCheck.interval_ms = 100
 fleet._WRITE_MS, fleet._STATE_TTL_MS = 200, 1_000
 fleet.StateReport.interval_ms = 50
 
@@ -93,6 +96,12 @@ def test_the_reasons_of_a_real_worker(harness: WorkerHarness) -> None:
     sentence = wait_for(harness, waiting, "workers-busy").sentence
     assert "has its only child busy: " in sentence
     assert f"{held.id} of queue default for " in sentence
+    [child] = worker.children
+    os.kill(child, signal.SIGSTOP)
+    for job in (held, waiting):
+        assert wait_for(harness, job, "child-stopped").command == f"kill -CONT {child}"
+    os.kill(child, signal.SIGCONT)
+    wait_for(harness, waiting, "workers-busy")
     harness.app.control.cancel_consumer("default")
     wait_for(harness, waiting, "queue-cancelled")
     worker.send(signal.SIGTSTP)

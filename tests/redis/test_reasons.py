@@ -504,6 +504,12 @@ def worker_whose_children_start(world: World) -> str:
     return world.add()
 
 
+@case("child-stopped", "Stopped by a signal: child 42 of worker host-7-a1b2c3; jobs there keep their locks")
+def worker_whose_only_child_was_stopped(world: World) -> str:
+    world.register(children=(WorkerChild(pid=42, state="stopped", jobs=(long_job(world),)),))
+    return world.add()
+
+
 def long_job(world: World) -> WorkerJob:
     return WorkerJob(id="other", queue="files", since_ms=world.app._now_ms() - 120_500, state="active")
 
