@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from difflib import get_close_matches
 from typing import Any, Final
 
 import click
@@ -43,6 +44,7 @@ def why(ctx: click.Context, /, *, job_id: str | None, queue: str | None, as_json
         explanation = app.queue(queue or _queue_of(app, str(job_id))).explain(job_id)
         if queue and job_id and "unknown-job" in explanation.codes:
             queue_of_job(app, job_id, queue)  # raises an error if another queue has the job
+        similar = get_close_matches(str(queue), known_queues(app), 1) if "unknown-queue" in explanation.codes else []
     explanation = with_server(explanation, ctx, options, app)
     is_unknown = not {"unknown-job", "unknown-queue"}.isdisjoint(explanation.codes)
     if as_json:
@@ -52,6 +54,8 @@ def why(ctx: click.Context, /, *, job_id: str | None, queue: str | None, as_json
         echo(f"No queue at {url} has a job {job_id}: it was removed, or never added", err=True)
     else:
         echo("\n".join(_page(explanation)))
+        if similar:
+            echo(f"Did you mean queue {similar[0]}?", err=True)
     if is_unknown:
         ctx.exit(ExitCode.NOT_FOUND)
     is_unread = not {"redis-unreachable", "redis-loading"}.isdisjoint(explanation.codes)

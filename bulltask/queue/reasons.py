@@ -1,6 +1,7 @@
 """Why a job does not run, or why a queue stands still: all reasons, what proves them in Redis, and what mends them.
 
-:func:`explain_job` and :func:`explain_queue` read one snapshot in three round trips, which is then judged in Python.
+:func:`explain_job` and :func:`explain_queue` read one snapshot in three round trips, which is then judged in Python;
+:func:`explain_queue` adds what is wrong with the child jobs of a few of its jobs.
 Every command takes constant time, or reads a bounded part of a list or set. If the job has moved in the meantime, the
 snapshot is read again.
 """
@@ -1406,22 +1407,29 @@ class _View:
 
     def _judge_throttle(self, left_ms: float, when: str, evidence: dict[str, Any]) -> None:
         task, rank = self._fields.get("name", ""), self._replies["place in line"]
-        interval = (self._replies["rates"] or {}).get(task, "").partition(" ")[0]
+        interval = (self._replies["rates"] or {}).get(task, "").partition(" ")[0] or None
         place = f"number {rank + 1} of {self._replies.count('line')} in its line" if rank is not None else "throttled"
         rate = self._rate_of(task)
         self._add(
             "task-rate-limit",
             f"The rate limit of task {task}{rate} delays the job: it is {place}, and starts {when}",
-            {**evidence, "task": task, "rank": rank, "line": self._replies.count("line"), "seconds_per_job": interval},
+            {
+                **evidence,
+                "task": task,
+                "rank": rank,
+                "line": self._replies.count("line"),
+                "seconds_per_job": interval or None,
+            },
             _change_rate(task),
             in_ms=left_ms,
         )
 
     def _judge_clocks(self) -> None:
-        ahead_ms = _whole(self._fields.get("timestamp")) - self._now_ms
+        added_ms = _whole(self._fields.get("timestamp"))
+        ahead_ms = added_ms - self._now_ms if added_ms else None
         machine_ms = wall_ms() - self._now_ms
         evidence = {"timestamp_ahead_ms": ahead_ms, "machine_ahead_ms": machine_ms}
-        if self._id is not None and ahead_ms > _CLOCK_MS:
+        if ahead_ms is not None and ahead_ms > _CLOCK_MS:
             sentence = (
                 f"The job's timestamp is {_seconds(ahead_ms)} ahead of Redis' clock: the clock of its sender is wrong, "
                 "and BullMQ counts a delay from it"

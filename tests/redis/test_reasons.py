@@ -1077,6 +1077,9 @@ def test_the_exit_codes_of_the_command(world: World) -> None:
     assert json_of(bulltask(world, "why", "missing", "--json"), "why")["reasons"][0]["code"] == "unknown-job"
     assert bulltask(world, "why", "missing", "-Q", "mail").exit_code == 4
     assert bulltask(world, "why").exit_code == 2
+    world.add()
+    misspelt = bulltask(world, "why", "-Q", "mial")
+    assert (misspelt.exit_code, misspelt.stderr) == (4, "Did you mean queue mail?\n")
     lost = CliRunner().invoke(main, ["why", "j", "-Q", "mail", "-b", "redis://127.0.0.1:1"])
     assert (lost.exit_code, "redis-unreachable" in lost.output) == (1, True)
     assert CliRunner().invoke(main, ["why", "-Q", "mail", "-b", "redis://127.0.0.1:1"]).exit_code == 1
