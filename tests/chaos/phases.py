@@ -68,6 +68,8 @@ PHASES: Final[Mapping[str, Mapping[str, set[str]]]] = {
             "releaseUnstarted:moveJobFromActiveToWait",
             "an outcome from a slot",
             "ZADD",
+            "HMGET",  # which attempts had ended?
+            "addLog",  # a line in the log of each job
         },
         "looks for stalled and revoked jobs": {
             "moveStalledJobsToWait",

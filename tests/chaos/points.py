@@ -26,12 +26,12 @@ from typing import Any, Final
 import redis.asyncio.connection
 import redis.connection
 
+from bulltask.outbox import outbox
 from bulltask.transport import redis_errors
 from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.call import Call
 from bulltask.transport.client import Client
 from bulltask.worker import child_pool, run
-from bulltask.worker import helpers as outbox_process
 from bulltask.worker.slots import Slot, SlotState
 
 __all__ = ["BUSY_S", "FAULTS", "LOCK_S", "METHODS", "STALLED_S", "install", "reach", "record"]
@@ -73,7 +73,7 @@ def install(role: str) -> None:
     # A child that dies in its first second would be replaced a second after its start, which hides the recovery's time.
     child_pool._MIN_LIFETIME_MS = 0  # type: ignore[misc]
     _change_role(run, "run_child", "child")
-    _change_role(outbox_process, "run_relays", "relay")
+    _change_role(outbox, "run_relays", "relay")
     _name_scripts()
     for step, (method, state) in METHODS.items():
         _surround(Slot, method, step, state)
