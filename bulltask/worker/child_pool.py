@@ -70,303 +70,6 @@ __all__ = [
 ]
 
 
-# Finds and ends what a child process has started: processes, and their processes.
-#
-# A child leads a process group, unless the standard input is a terminal: there, only the foreground group can read, and
-# a task may use ``breakpoint()``. Programs that a child starts also have a mark in their environment, because they may
-# have a session of their own. A fork without a program has no such mark, but the descriptor of the shared memory.
-
-
-_PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
-_TASKS: Final = Path("/proc/self/task")
-
-
-def lead_group() -> None:
-    """Let this child lead a process group, unless a task may read from the terminal."""
-    if not os.isatty(0):
-        with suppress(OSError):  # it leads a session
-            os.setpgid(0, 0)
-
-
-def mark_programs(worker_id: str) -> None:
-    """Mark all programs that this child will start."""
-    os.environ[CHILD_MARK] = f"{worker_id}/{os.getpid()}"
-
-
-class Descendants:
-    """What the children of this supervisor have started.
-
-    As process 1 of a container, the supervisor also reaps what was started before it.
-
-    On Linux, the kernel makes an orphan a child of the supervisor. When a child has died, its processes are therefore
-    among the supervisor's children. Those of a living child are, too, if their parent has exited: they are recognized
-    by their group or mark, and otherwise end with the last child that was alive when they appeared.
-
-    On other systems, only the process group of a dead child ends.
-    """
-
-    def __init__(self, worker_id: str, helpers: Callable[[], Collection[int]]) -> None:
-        self._worker_id = worker_id
-        self._helpers = helpers
-        self._group = os.getpgid(0)
-        self._orphans: dict[int, set[int]] = {}
-        if HAS_PROC:
-            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0)
-        self._earlier = set(_children())  # started by the app's modules, for example
-
-    def find(self, children: Collection[int]) -> list[int]:
-        """Return the orphans that are running, and reap the others."""
-        if os.getpid() == 1:
-            self._earlier = reap_inherited({*children, *self._helpers()}) & self._earlier
-        known = {*children, *self._helpers(), *self._earlier}
-        found = [pid for pid in _children() if pid not in known and _is_running(pid)]
-        self._orphans = {pid: candidates for pid, candidates in self._orphans.items() if pid in found}
-        return found
-
-    def note(self, orphans: Collection[int], children: Collection[int]) -> None:
-        """Note that any of these children may have started the new orphans; all were alive after :meth:`find`."""
-        for pid in orphans:
-            self._orphans.setdefault(pid, set(children))
-
-    def end(self, child: int, children: Collection[int]) -> bool:
-        """Kill the processes of a child that has exited, and is not reaped yet; return whether none is left."""
-        end_group(child)
-        remaining = False
-        for pid in self.find(children):
-            if self._is_of(pid, child):
-                remaining = True
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-        return not remaining
-
-    def _is_of(self, pid: int, child: int) -> bool:
-        try:
-            group = os.getpgid(pid)
-        except OSError:
-            return False
-        if group == child:
-            return True
-        mark = mark_of(pid, CHILD_MARK)
-        if mark == f"{CHILD_MARK}=":
-            return False
-        if mark.startswith(f"{CHILD_MARK}={self._worker_id}/"):
-            return mark.endswith(f"/{child}")
-        if group == self._group and not os.isatty(0):
-            return False  # of a process that the supervisor has started before
-        candidates = self._orphans.setdefault(pid, set())  # it is new, so its parent was the child
-        candidates.discard(child)
-        return not candidates
-
-
-def reap_inherited(own: Collection[int]) -> set[int]:
-    """As process 1, reap the processes that this one has inherited, and return those that are running.
-
-    Another process has no such children, or its app has started them and waits for them.
-    """
-    return {pid for pid in _children() if pid not in own and _is_running(pid)} if os.getpid() == 1 else set()
-
-
-def _is_running(pid: int) -> bool:
-    """Return whether a child is running; otherwise, reap it."""
-    try:
-        return os.waitpid(pid, os.WNOHANG)[0] == 0
-    except ChildProcessError:
-        return False
-
-
-def _children() -> list[int]:
-    """Return the pids of this process's children."""
-    if not HAS_PROC:
-        return []
-    try:
-        return [int(pid) for task in _TASKS.iterdir() for pid in (task / "children").read_text().split()]
-    except OSError:  # a kernel without this file
-        pids = [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
-        return [pid for pid in pids if _parent_of(pid) == os.getpid()]
-
-
-def _parent_of(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
-
-
-_TIMEOUT_MS: Final = 1_000
-"""Maximum wait for a dump. A child that is running Python code responds within milliseconds. A child that is stuck in C
-code writes the stacks of its threads, but not its asyncio tasks."""
-
-_POLL_MS: Final = 20
-
-
-@value_class
-class _StackRequest:
-    index: int
-    pid: int
-    block: ChildBlock
-    until_ms: int
-
-
-class StackCollector:
-    """Requests the stacks of children, and emits what they write.
-
-    A child writes into an anonymous file. The supervisor reads it and logs one line, so the stacks of several children
-    are never mixed, and the supervisor does not block on a child that hangs.
-    """
-
-    def __init__(self, bus: Bus) -> None:
-        self._bus = bus
-        self._pending: list[_StackRequest] = []
-
-    def dump_supervisor(self) -> None:
-        """Emit the stacks of this process."""
-        fd = anonymous_file(STACKS_NAME)
-        if fd is None:
-            return
-        try:
-            faulthandler.dump_traceback(fd, all_threads=True)
-            text = os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace")
-        finally:
-            os.close(fd)
-        self._bus.emit(StacksDumped(None, os.getpid(), text))
-
-    def request(self, index: int, pid: int, block: ChildBlock) -> None:
-        """Request the stacks of a child; :meth:`collect` emits them."""
-        with suppress(OSError):
-            os.truncate(_file_of(pid, block), 0)
-        block.request_stacks()
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGUSR1)
-        self._pending.append(_StackRequest(index, pid, block, mono_ms() + _TIMEOUT_MS))
-
-    def collect(self) -> int | None:
-        """Emit the dumps that are complete; return when to check again in ms, ``None`` if no dump is pending."""
-        incomplete = []
-        for request in self._pending:
-            if request.block.stacks_pending and mono_ms() < request.until_ms:
-                incomplete.append(request)
-                continue
-            with suppress(OSError):  # the child has exited
-                text = _file_of(request.pid, request.block).read_text(errors="replace")
-                self._bus.emit(StacksDumped(request.index, request.pid, text))
-        self._pending = incomplete
-        return _POLL_MS if incomplete else None
-
-
-def _file_of(pid: int, block: ChildBlock) -> Path:
-    """Return the path of a child's file in ``/proc``; another process may have its pid by now."""
-    path = Path(f"/proc/{pid}/fd/{block.stacks_fd}")
-    if STACKS_NAME not in str(path.readlink()):
-        raise FileNotFoundError(path)
-    return path
-
-
-_FORK_SAFE: Final = frozenset({"jemalloc_bg_thd"})
-"""Names of fork-safe threads. ``import pyarrow`` starts this one; jemalloc stops it for a fork."""
-
-Launcher = Callable[[int], int]
-"""Starts the child with the given index and returns its pid."""
-
-
-class ForkLauncher:
-    """Starts a child with a fork, which is fast, because the tasks are already imported."""
-
-    def __init__(self, run: Callable[[int, int], None]) -> None:
-        self._run = run
-
-    def __call__(self, index: int) -> int:
-        """Fork."""
-        # Freeze existing objects, so that garbage collection in a child does not copy their memory pages.
-        gc.collect()
-        gc.freeze()
-        parent_pid = os.getpid()
-        pid = fork_with_blocked_signals()
-        if pid == 0:
-            self._run(index, parent_pid)
-            os._exit(ExitCode.FAILED)  # not reached: run() exits the process
-        return pid
-
-
-class SpawnLauncher:
-    """Starts a child as a new interpreter that imports the app again: slower, but safe with threads.
-
-    ``write_spec`` writes the spec of a child to a file, because a command line would show the broker's password, and
-    returns the file's descriptor and those that the child shares.
-    """
-
-    def __init__(self, write_spec: Callable[[int], tuple[int, tuple[int, ...]]]) -> None:
-        self._write_spec = write_spec
-
-    def __call__(self, index: int) -> int:
-        """Spawn."""
-        spec_fd, shared = self._write_spec(index)
-        try:
-            for fd in (spec_fd, *shared):
-                os.set_inheritable(fd, True)
-            args = [sys.executable, "-m", "bulltask.worker.spawned", str(spec_fd)]
-            # TERM is not blocked, because a child that is still importing the app has no job and may exit immediately.
-            return os.posix_spawn(sys.executable, args, dict(os.environ), setsigmask=BLOCKED_AT_START)
-        finally:
-            for fd in shared:
-                os.set_inheritable(fd, False)
-            os.close(spec_fd)
-
-
-def choose_launcher(
-    method: str, fork: ForkLauncher, spawn: SpawnLauncher | None, warn: Callable[[str], None]
-) -> Launcher:
-    """Return the function that starts children: by ``fork``, ``spawn``, or ``auto``.
-
-    ``auto`` forks unless this process has other threads, now or when a child starts: a fork copies only the calling
-    thread, but also the locks that other threads hold, which are never released. Only an app that was given with ``-A``
-    can be spawned; ``warn`` is called once if ``auto`` cannot fork safely.
-    """
-    if method == "fork" or (method == "spawn" and spawn is not None):
-        return fork if method == "fork" or spawn is None else spawn
-    warned, threads_now = False, thread_count()  # a fork of any process ends the threads of OpenBLAS
-
-    def start(index: int) -> int:
-        nonlocal warned
-        threads = max(threads_now, thread_count())
-        if threads <= 1 and method == "auto":
-            return fork(index)
-        if not warned:
-            warned = True
-            result = (
-                "children are started as new interpreters"
-                if spawn
-                else "the worker forks anyway, because only one that was started with -A can start new interpreters"
-            )
-            warn(f"The app has started threads ({threads - 1}), which do not survive a fork: {result}")
-        return fork(index) if spawn is None else spawn(index)
-
-    return start
-
-
-def limit_native_threads() -> None:
-    """Prevent NumPy, which the app may import, from starting threads, unless the environment sets their number.
-
-    NumPy's OpenBLAS starts a thread per core when it is imported. Then children could not be forked, and each child
-    would have a thread per core. Dask sets the same variable for its workers.
-    """
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-
-def thread_count() -> int:
-    """Return the number of threads that are not fork-safe; on Linux including threads of C libraries."""
-    tasks = Path("/proc/self/task")
-    if not tasks.exists():
-        return threading.active_count()
-    return sum(_name_of(task) not in _FORK_SAFE for task in tasks.iterdir())
-
-
-def _name_of(task: Path) -> str:
-    try:
-        return (task / "comm").read_text().strip()
-    except OSError:  # the thread has ended
-        return ""
-
-
 HARD_MEMORY_LIMIT: Final = "hard_memory_limit"
 UNRESPONSIVE: Final = "unresponsive"
 BLOCKED_LOOP: Final = "blocked_loop"
@@ -907,74 +610,6 @@ def _send(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-_CLAIM_MS: Final = 1_000
-_JOB_IDS: Final = 10
-
-
-class OutOfMemoryKills:
-    """Tells whether the kernel has killed a child because memory was used up.
-
-    The kernel counts such kills for the control group of a process, or, without one, for the machine. It does not say
-    which process it has killed, so a kill is attributed to a child that died of ``KILL`` up to a second later.
-    """
-
-    def __init__(self, path: Path | None = None) -> None:
-        self._path = path or next(filter(_counts_kills, _kill_counters()), None)
-        self._count = self._read()
-        self._unclaimed = 0
-        self._checked_ms = 0
-
-    @property
-    def are_counted(self) -> bool:
-        """Whether the kernel counts such kills here."""
-        return self._path is not None
-
-    def claim(self) -> bool:
-        """Return whether there was such a kill that has not been claimed yet."""
-        if mono_ms() - self._checked_ms > _CLAIM_MS:
-            self._unclaimed = 0
-        count = self._read()
-        self._checked_ms = mono_ms()
-        self._unclaimed += count - self._count
-        self._count = count
-        if self._unclaimed <= 0:
-            return False
-        self._unclaimed -= 1
-        return True
-
-    def _read(self) -> int:
-        return 0 if self._path is None else _kills_in(self._path) or 0
-
-
-def _kill_counters() -> Iterator[Path]:
-    """Yield the files that may contain the number of kills: of cgroups (version 2, then 1), then of the machine."""
-    with suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, group = line.split(":", 2)
-            if not controllers:
-                root, name = Path("/sys/fs/cgroup"), "memory.events"
-            elif "memory" in controllers.split(","):
-                root, name = Path("/sys/fs/cgroup/memory"), "memory.oom_control"
-            else:
-                continue
-            yield root / group.lstrip("/") / name
-            yield root / name  # the group's own root, in a container
-    yield Path("/proc/vmstat")
-
-
-def _counts_kills(path: Path) -> bool:
-    return _kills_in(path) is not None
-
-
-def _kills_in(path: Path) -> int | None:
-    with suppress(OSError, ValueError):
-        for line in path.read_text().splitlines():
-            name, _, count = line.partition(" ")
-            if name == "oom_kill":
-                return int(count)
-    return None
-
-
 class MemoryCheck:
     """Kills a child whose memory exceeds the hard limit while it runs a job.
 
@@ -1056,3 +691,368 @@ def _state_of(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""
+
+
+_FORK_SAFE: Final = frozenset({"jemalloc_bg_thd"})
+"""Names of fork-safe threads. ``import pyarrow`` starts this one; jemalloc stops it for a fork."""
+
+Launcher = Callable[[int], int]
+"""Starts the child with the given index and returns its pid."""
+
+
+class ForkLauncher:
+    """Starts a child with a fork, which is fast, because the tasks are already imported."""
+
+    def __init__(self, run: Callable[[int, int], None]) -> None:
+        self._run = run
+
+    def __call__(self, index: int) -> int:
+        """Fork."""
+        # Freeze existing objects, so that garbage collection in a child does not copy their memory pages.
+        gc.collect()
+        gc.freeze()
+        parent_pid = os.getpid()
+        pid = fork_with_blocked_signals()
+        if pid == 0:
+            self._run(index, parent_pid)
+            os._exit(ExitCode.FAILED)  # not reached: run() exits the process
+        return pid
+
+
+class SpawnLauncher:
+    """Starts a child as a new interpreter that imports the app again: slower, but safe with threads.
+
+    ``write_spec`` writes the spec of a child to a file, because a command line would show the broker's password, and
+    returns the file's descriptor and those that the child shares.
+    """
+
+    def __init__(self, write_spec: Callable[[int], tuple[int, tuple[int, ...]]]) -> None:
+        self._write_spec = write_spec
+
+    def __call__(self, index: int) -> int:
+        """Spawn."""
+        spec_fd, shared = self._write_spec(index)
+        try:
+            for fd in (spec_fd, *shared):
+                os.set_inheritable(fd, True)
+            args = [sys.executable, "-m", "bulltask.worker.spawned", str(spec_fd)]
+            # TERM is not blocked, because a child that is still importing the app has no job and may exit immediately.
+            return os.posix_spawn(sys.executable, args, dict(os.environ), setsigmask=BLOCKED_AT_START)
+        finally:
+            for fd in shared:
+                os.set_inheritable(fd, False)
+            os.close(spec_fd)
+
+
+def choose_launcher(
+    method: str, fork: ForkLauncher, spawn: SpawnLauncher | None, warn: Callable[[str], None]
+) -> Launcher:
+    """Return the function that starts children: by ``fork``, ``spawn``, or ``auto``.
+
+    ``auto`` forks unless this process has other threads, now or when a child starts: a fork copies only the calling
+    thread, but also the locks that other threads hold, which are never released. Only an app that was given with ``-A``
+    can be spawned; ``warn`` is called once if ``auto`` cannot fork safely.
+    """
+    if method == "fork" or (method == "spawn" and spawn is not None):
+        return fork if method == "fork" or spawn is None else spawn
+    warned, threads_now = False, thread_count()  # a fork of any process ends the threads of OpenBLAS
+
+    def start(index: int) -> int:
+        nonlocal warned
+        threads = max(threads_now, thread_count())
+        if threads <= 1 and method == "auto":
+            return fork(index)
+        if not warned:
+            warned = True
+            result = (
+                "children are started as new interpreters"
+                if spawn
+                else "the worker forks anyway, because only one that was started with -A can start new interpreters"
+            )
+            warn(f"The app has started threads ({threads - 1}), which do not survive a fork: {result}")
+        return fork(index) if spawn is None else spawn(index)
+
+    return start
+
+
+def limit_native_threads() -> None:
+    """Prevent NumPy, which the app may import, from starting threads, unless the environment sets their number.
+
+    NumPy's OpenBLAS starts a thread per core when it is imported. Then children could not be forked, and each child
+    would have a thread per core. Dask sets the same variable for its workers.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+def thread_count() -> int:
+    """Return the number of threads that are not fork-safe; on Linux including threads of C libraries."""
+    tasks = Path("/proc/self/task")
+    if not tasks.exists():
+        return threading.active_count()
+    return sum(_name_of(task) not in _FORK_SAFE for task in tasks.iterdir())
+
+
+def _name_of(task: Path) -> str:
+    try:
+        return (task / "comm").read_text().strip()
+    except OSError:  # the thread has ended
+        return ""
+
+
+_CLAIM_MS: Final = 1_000
+_JOB_IDS: Final = 10
+
+
+class OutOfMemoryKills:
+    """Tells whether the kernel has killed a child because memory was used up.
+
+    The kernel counts such kills for the control group of a process, or, without one, for the machine. It does not say
+    which process it has killed, so a kill is attributed to a child that died of ``KILL`` up to a second later.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path or next(filter(_counts_kills, _kill_counters()), None)
+        self._count = self._read()
+        self._unclaimed = 0
+        self._checked_ms = 0
+
+    @property
+    def are_counted(self) -> bool:
+        """Whether the kernel counts such kills here."""
+        return self._path is not None
+
+    def claim(self) -> bool:
+        """Return whether there was such a kill that has not been claimed yet."""
+        if mono_ms() - self._checked_ms > _CLAIM_MS:
+            self._unclaimed = 0
+        count = self._read()
+        self._checked_ms = mono_ms()
+        self._unclaimed += count - self._count
+        self._count = count
+        if self._unclaimed <= 0:
+            return False
+        self._unclaimed -= 1
+        return True
+
+    def _read(self) -> int:
+        return 0 if self._path is None else _kills_in(self._path) or 0
+
+
+def _kill_counters() -> Iterator[Path]:
+    """Yield the files that may contain the number of kills: of cgroups (version 2, then 1), then of the machine."""
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, group = line.split(":", 2)
+            if not controllers:
+                root, name = Path("/sys/fs/cgroup"), "memory.events"
+            elif "memory" in controllers.split(","):
+                root, name = Path("/sys/fs/cgroup/memory"), "memory.oom_control"
+            else:
+                continue
+            yield root / group.lstrip("/") / name
+            yield root / name  # the group's own root, in a container
+    yield Path("/proc/vmstat")
+
+
+def _counts_kills(path: Path) -> bool:
+    return _kills_in(path) is not None
+
+
+def _kills_in(path: Path) -> int | None:
+    with suppress(OSError, ValueError):
+        for line in path.read_text().splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    return None
+
+
+_TIMEOUT_MS: Final = 1_000
+"""Maximum wait for a dump. A child that is running Python code responds within milliseconds. A child that is stuck in C
+code writes the stacks of its threads, but not its asyncio tasks."""
+
+_POLL_MS: Final = 20
+
+
+@value_class
+class _StackRequest:
+    index: int
+    pid: int
+    block: ChildBlock
+    until_ms: int
+
+
+class StackCollector:
+    """Requests the stacks of children, and emits what they write.
+
+    A child writes into an anonymous file. The supervisor reads it and logs one line, so the stacks of several children
+    are never mixed, and the supervisor does not block on a child that hangs.
+    """
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._pending: list[_StackRequest] = []
+
+    def dump_supervisor(self) -> None:
+        """Emit the stacks of this process."""
+        fd = anonymous_file(STACKS_NAME)
+        if fd is None:
+            return
+        try:
+            faulthandler.dump_traceback(fd, all_threads=True)
+            text = os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace")
+        finally:
+            os.close(fd)
+        self._bus.emit(StacksDumped(None, os.getpid(), text))
+
+    def request(self, index: int, pid: int, block: ChildBlock) -> None:
+        """Request the stacks of a child; :meth:`collect` emits them."""
+        with suppress(OSError):
+            os.truncate(_file_of(pid, block), 0)
+        block.request_stacks()
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)
+        self._pending.append(_StackRequest(index, pid, block, mono_ms() + _TIMEOUT_MS))
+
+    def collect(self) -> int | None:
+        """Emit the dumps that are complete; return when to check again in ms, ``None`` if no dump is pending."""
+        incomplete = []
+        for request in self._pending:
+            if request.block.stacks_pending and mono_ms() < request.until_ms:
+                incomplete.append(request)
+                continue
+            with suppress(OSError):  # the child has exited
+                text = _file_of(request.pid, request.block).read_text(errors="replace")
+                self._bus.emit(StacksDumped(request.index, request.pid, text))
+        self._pending = incomplete
+        return _POLL_MS if incomplete else None
+
+
+def _file_of(pid: int, block: ChildBlock) -> Path:
+    """Return the path of a child's file in ``/proc``; another process may have its pid by now."""
+    path = Path(f"/proc/{pid}/fd/{block.stacks_fd}")
+    if STACKS_NAME not in str(path.readlink()):
+        raise FileNotFoundError(path)
+    return path
+
+
+# Finds and ends what a child process has started: processes, and their processes.
+#
+# A child leads a process group, unless the standard input is a terminal: there, only the foreground group can read, and
+# a task may use ``breakpoint()``. Programs that a child starts also have a mark in their environment, because they may
+# have a session of their own. A fork without a program has no such mark, but the descriptor of the shared memory.
+
+
+_PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
+_TASKS: Final = Path("/proc/self/task")
+
+
+def lead_group() -> None:
+    """Let this child lead a process group, unless a task may read from the terminal."""
+    if not os.isatty(0):
+        with suppress(OSError):  # it leads a session
+            os.setpgid(0, 0)
+
+
+def mark_programs(worker_id: str) -> None:
+    """Mark all programs that this child will start."""
+    os.environ[CHILD_MARK] = f"{worker_id}/{os.getpid()}"
+
+
+class Descendants:
+    """What the children of this supervisor have started.
+
+    As process 1 of a container, the supervisor also reaps what was started before it.
+
+    On Linux, the kernel makes an orphan a child of the supervisor. When a child has died, its processes are therefore
+    among the supervisor's children. Those of a living child are, too, if their parent has exited: they are recognized
+    by their group or mark, and otherwise end with the last child that was alive when they appeared.
+
+    On other systems, only the process group of a dead child ends.
+    """
+
+    def __init__(self, worker_id: str, helpers: Callable[[], Collection[int]]) -> None:
+        self._worker_id = worker_id
+        self._helpers = helpers
+        self._group = os.getpgid(0)
+        self._orphans: dict[int, set[int]] = {}
+        if HAS_PROC:
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0)
+        self._earlier = set(_children())  # started by the app's modules, for example
+
+    def find(self, children: Collection[int]) -> list[int]:
+        """Return the orphans that are running, and reap the others."""
+        if os.getpid() == 1:
+            self._earlier = reap_inherited({*children, *self._helpers()}) & self._earlier
+        known = {*children, *self._helpers(), *self._earlier}
+        found = [pid for pid in _children() if pid not in known and _is_running(pid)]
+        self._orphans = {pid: candidates for pid, candidates in self._orphans.items() if pid in found}
+        return found
+
+    def note(self, orphans: Collection[int], children: Collection[int]) -> None:
+        """Note that any of these children may have started the new orphans; all were alive after :meth:`find`."""
+        for pid in orphans:
+            self._orphans.setdefault(pid, set(children))
+
+    def end(self, child: int, children: Collection[int]) -> bool:
+        """Kill the processes of a child that has exited, and is not reaped yet; return whether none is left."""
+        end_group(child)
+        remaining = False
+        for pid in self.find(children):
+            if self._is_of(pid, child):
+                remaining = True
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+        return not remaining
+
+    def _is_of(self, pid: int, child: int) -> bool:
+        try:
+            group = os.getpgid(pid)
+        except OSError:
+            return False
+        if group == child:
+            return True
+        mark = mark_of(pid, CHILD_MARK)
+        if mark == f"{CHILD_MARK}=":
+            return False
+        if mark.startswith(f"{CHILD_MARK}={self._worker_id}/"):
+            return mark.endswith(f"/{child}")
+        if group == self._group and not os.isatty(0):
+            return False  # of a process that the supervisor has started before
+        candidates = self._orphans.setdefault(pid, set())  # it is new, so its parent was the child
+        candidates.discard(child)
+        return not candidates
+
+
+def reap_inherited(own: Collection[int]) -> set[int]:
+    """As process 1, reap the processes that this one has inherited, and return those that are running.
+
+    Another process has no such children, or its app has started them and waits for them.
+    """
+    return {pid for pid in _children() if pid not in own and _is_running(pid)} if os.getpid() == 1 else set()
+
+
+def _is_running(pid: int) -> bool:
+    """Return whether a child is running; otherwise, reap it."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == 0
+    except ChildProcessError:
+        return False
+
+
+def _children() -> list[int]:
+    """Return the pids of this process's children."""
+    if not HAS_PROC:
+        return []
+    try:
+        return [int(pid) for task in _TASKS.iterdir() for pid in (task / "children").read_text().split()]
+    except OSError:  # a kernel without this file
+        pids = [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
+        return [pid for pid in pids if _parent_of(pid) == os.getpid()]
+
+
+def _parent_of(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
