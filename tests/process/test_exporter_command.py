@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import subprocess
 import sys
 import urllib.request
@@ -19,7 +18,7 @@ pytestmark = pytest.mark.process
 
 
 @contextmanager
-def exporter(*options: str, stop: int = signal.SIGINT) -> Iterator[str]:
+def exporter(*options: str) -> Iterator[str]:
     command = [sys.executable, "-m", "bulltask", "exporter", "--port", "0", "--cache", "0", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -27,7 +26,7 @@ def exporter(*options: str, stop: int = signal.SIGINT) -> Iterator[str]:
             (url,) = re.findall(r"http://\S+", process.stdout.readline())
             yield url
         finally:
-            process.send_signal(stop)
+            process.terminate()
             assert process.wait(10) == 0
 
 
@@ -54,7 +53,7 @@ def test_all_queues_of_a_server_are_exported_without_a_worker(harness: WorkerHar
 
 
 def test_without_redis_the_exporter_says_so_and_shows_no_queue() -> None:
-    with exporter("-b", "redis://127.0.0.1:1", stop=signal.SIGTERM) as served:
+    with exporter("-b", "redis://127.0.0.1:1") as served:
         text = scrape(served)
     assert "bulltask_exporter_redis_up 0.0" in text
     assert "bulltask_queue_jobs{" not in text

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bulltask.testing.worker import wait_until
-from bulltask.transport.call import queue_consumers
+from bulltask.transport.call import known_queues, queue_consumers
 from tests.interop.interop_queue import InteropQueue, recorded_ids
 from tests.interop.official.bridge import OfficialPython
 from tests.interop.official.versions import FIXED_IN_3, SAME_IN_3
@@ -78,8 +78,11 @@ def test_a_mixed_fleet_runs_each_of_1200_jobs_once(mail: InteropQueue, tmp_path:
         for job_id in sent:
             pipeline.hmget(mail.keys.job(job_id), "atm", "ats", "stc", "failedReason")
         assert Counter(map(tuple, pipeline.execute())) == {("1", "1", None, None): JOBS}
+    states = {key for key in mail.redis.keys("*") if key.startswith((mail.keys.worker(""), mail.keys.workers))}
     left = {key.removeprefix(mail.keys.base) for key in mail.redis.keys("*")} - {
         *sent,
+        *states,
+        known_queues("bull"),
         queue_consumers("bull", "tested"),
         mail.keys.task_rates,
     }
