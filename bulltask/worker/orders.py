@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import socket
+import sys
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +30,9 @@ from bulltask.transport.call import Call, QueueKeys, SyncClient
 from bulltask.transport.orders import Order, Reply, has_orders, post_reply, take_orders
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.slots import ControlPage, SlotState
+
+if sys.platform != "win32":  # there, tasks that run in the test's or the caller's process import this module
+    import resource
 
 if TYPE_CHECKING:  # a spawned child does not need them
     from bulltask.worker.child_pool import ChildPool

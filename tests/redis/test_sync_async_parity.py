@@ -235,6 +235,7 @@ QUEUE: Final[dict[str, tuple[Scenario, Any]]] = {
         {"waiting": 2, "active": 0, "completed": 0, "failed": 0, "delayed": 0},
     ),
     "get_workers": (with_worker(lambda s: [worker.name for worker in s.queue.get_workers()]), ["mine"]),
+    "get_worker_states": (with_worker(lambda s: s.queue.get_worker_states()), {}),  # Node's worker reports none
     "get_workers_count": (with_worker(lambda s: s.queue.get_workers_count()), 1),
     "is_maxed": (reach_concurrency, True),
     "is_paused": (after(lambda s: s.queue.pause(), then=lambda s: s.queue.is_paused()), True),
