@@ -243,7 +243,7 @@ class BurstCheck:
     """Stops a worker when its queues have no job that it could run, and its children have none.
 
     The children are checked before and after the queues, because a child may take the last job in between, and that
-    job may send others.
+    job may send others; and in two ticks, because a child may have received a job that it has not started yet.
     """
 
     interval_ms = 100
@@ -255,11 +255,13 @@ class BurstCheck:
         self._count_jobs = count_jobs
         self._backoff = backoff
         self._finish = finish
+        self._idle_slots: tuple[tuple[str, int], ...] = ()
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Check the children and the queues."""
-        before = self._pool.idle_slots()
-        if not before or self._backoff.is_active or self._pool.is_paused:
+        last, self._idle_slots = self._idle_slots, self._pool.idle_slots()
+        before = self._idle_slots
+        if not before or before != last or self._backoff.is_active or self._pool.is_paused:
             return
         try:
             if self._count_jobs() == 0 and self._pool.idle_slots() == before:
