@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -24,6 +24,20 @@ QUEUE = "default"
 KEYS = QueueKeys("bull", "{default}", QUEUE)
 HOURLY = {"task": "work", "schedule": 3600}
 NIGHTLY = {"task": "work", "schedule": crontab(0, 3)}
+
+
+@pytest.fixture
+def shop(broker_url: str) -> Iterator[Callable[..., App]]:
+    """Return a function that creates an app named ``shop``, which is closed after the test."""
+    apps: list[App] = []
+
+    def create(**settings: Any) -> App:
+        apps.append(App("shop", broker_url, **settings))
+        return apps[-1]
+
+    yield create
+    for app in apps:
+        app.close()
 
 
 @pytest.fixture
@@ -156,9 +170,9 @@ def test_beat_entries_are_reconciled_among_thousands_of_schedulers(broker_url: s
 
 
 def test_a_worker_reconciles_once_and_only_warns_if_beat_schedule_is_not_set(
-    broker_url: str, schedulers: JobSchedulers
+    shop: Callable[..., App], schedulers: JobSchedulers
 ) -> None:
-    app, bus = App("shop", broker_url, beat_schedule={"a": HOURLY}), Bus()
+    app, bus = shop(beat_schedule={"a": HOURLY}), Bus()
     logger = MagicMock()
     with app._broker.pool.client() as client:
         client.connect()
@@ -183,9 +197,9 @@ def test_a_worker_reconciles_once_and_only_warns_if_beat_schedule_is_not_set(
 
 @pytest.mark.parametrize("entry", [{"task": "work", "schedule": 60}, {"task": "work", "schedule": crontab()}])
 def test_a_schedule_continues_after_the_clock_has_gone_back_by_an_hour(
-    broker_url: str, schedulers: JobSchedulers, entry: dict[str, Any]
+    shop: Callable[..., App], schedulers: JobSchedulers, entry: dict[str, Any]
 ) -> None:
-    app = App("shop", broker_url, beat_schedule={"a": entry})
+    app = shop(beat_schedule={"a": entry})
     with app._broker.pool.client() as client:
         client.connect()
         now_ms = app._now_ms()
@@ -197,11 +211,11 @@ def test_a_schedule_continues_after_the_clock_has_gone_back_by_an_hour(
 
 
 def test_a_queue_with_many_schedulers_is_checked_in_several_ticks_while_the_worker_stays_registered(
-    broker_url: str, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    shop: Callable[..., App], redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bulltask.worker.beat._RESTORE_MS", -1)
     redis_client.zadd(KEYS.repeat, {f"user-{number}": number for number in range(2_500)})
-    app, logger = App("shop", broker_url, beat_schedule={"a": HOURLY}), MagicMock()
+    app, logger = shop(beat_schedule={"a": HOURLY}), MagicMock()
     with app._broker.pool.client() as client:
         client.connect()
         backoff = ReconnectBackoff(Bus(), app._config)
@@ -222,9 +236,9 @@ def test_a_queue_with_many_schedulers_is_checked_in_several_ticks_while_the_work
     assert redis_client.zrange(KEYS.delayed, 0, -1) == lost
 
 
-def test_an_entry_in_another_queue_is_another_version(broker_url: str, redis_client: redis.Redis) -> None:
+def test_an_entry_in_another_queue_is_another_version(shop: Callable[..., App], redis_client: redis.Redis) -> None:
     other = {**HOURLY, "options": {"queue": "other"}}
-    apps = [App("shop", broker_url, beat_schedule={"a": entry}) for entry in (HOURLY, other)]
+    apps = [shop(beat_schedule={"a": entry}) for entry in (HOURLY, other)]
     with apps[0]._broker.pool.client() as client:
         client.connect()
         beats = [
@@ -239,9 +253,9 @@ def test_an_entry_in_another_queue_is_another_version(broker_url: str, redis_cli
 
 
 def test_old_workers_change_nothing_while_new_ones_run_whatever_restarts(
-    broker_url: str, redis_client: redis.Redis, rng: random.Random
+    shop: Callable[..., App], redis_client: redis.Redis, rng: random.Random
 ) -> None:
-    with App("shop", broker_url)._broker.pool.client() as client:
+    with shop()._broker.pool.client() as client:
         client.connect()
         for _ in range(20):
             redis_client.delete("bulltask:schedule-versions:bull:shop")
