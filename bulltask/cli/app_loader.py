@@ -28,7 +28,15 @@ from bulltask.transport.call import QueueKeys, command
 if TYPE_CHECKING:
     from bulltask.queue import Queue
 
-__all__ = ["NotFoundError", "existing_queue", "load_app", "load_app_or_broker", "load_tasks", "reporting_import_errors"]
+__all__ = [
+    "NotFoundError",
+    "existing_queue",
+    "import_tasks",
+    "load_app",
+    "load_app_or_broker",
+    "load_tasks",
+    "reporting_import_errors",
+]
 
 _PACKAGE: Final = f"{Path(__file__).parent.parent}{os.sep}"
 _IMPORT_SYSTEM: Final = ("<frozen", f"{Path(importlib.__file__).parent}{os.sep}")
@@ -62,9 +70,14 @@ def load_app(ctx: click.Context, app: str | None, broker: SecretUrl | None) -> t
 def load_tasks(ctx: click.Context, options: Mapping[str, Any]) -> tuple[str, App]:
     """Return what :func:`load_app` returns for the values of ``app_options``, with all tasks imported."""
     spec, app = load_app(ctx, options["app"], options["broker"])
-    with reporting_import_errors(f"the tasks of the app {spec!r}"):
-        app._load_tasks()
+    import_tasks(app, spec)
     return spec, app
+
+
+def import_tasks(app: App, spec: object) -> None:
+    """Import the tasks of an app that is loaded; ``spec`` is the ``-A`` that was used, or the app itself."""
+    with reporting_import_errors(f"the tasks of the app {spec if isinstance(spec, str) else ''!r}"):
+        app._load_tasks()
 
 
 def load_app_or_broker(ctx: click.Context, options: Mapping[str, Any]) -> App:

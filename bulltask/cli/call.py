@@ -13,7 +13,7 @@ import click
 
 import bulltask
 from bulltask.app import App
-from bulltask.cli.app_loader import load_app_or_broker, load_tasks
+from bulltask.cli.app_loader import import_tasks, load_app_or_broker
 from bulltask.cli.job import existing_job
 from bulltask.cli.options import (
     ExitCode,
@@ -104,8 +104,8 @@ def result(ctx: click.Context, /, *, job_id: str, queue: str | None, **options: 
 def _app(ctx: click.Context, options: Mapping[str, Any]) -> App:
     """Load the app, with its tasks if there is ``-A``."""
     app = load_app_or_broker(ctx, options)
-    if options["app"] or (ctx.obj or {}).get("app"):
-        load_tasks(ctx, options)
+    if spec := options["app"] or (ctx.obj or {}).get("app"):
+        import_tasks(app, spec)
     return app
 
 

@@ -163,3 +163,29 @@ def test_the_shell_has_the_app_its_tasks_and_a_queue(broker_url: str, shop: str)
     program = "print(app.name, add.name, queue.count())\n"
     done = subprocess.run(args, input=program, capture_output=True, text=True, timeout=50, check=False)
     assert (done.returncode, "shop add 0" in done.stdout) == (0, True), done.stderr
+
+
+FACTORY = """
+from bulltask import App
+made = []
+def create():
+    app = App("made", include=["tasks_of_calls"])
+    made.append(app)
+    return app
+"""
+INCLUDED = """
+from bulltask import shared_task
+@shared_task(name="add", queue="sums")
+def add(x: int, y: int = 1) -> int: ...
+"""
+
+
+def test_a_factory_is_called_once_and_the_options_of_its_tasks_apply(
+    bulltask: Bulltask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "factory_of_calls.py").write_text(FACTORY)
+    (tmp_path / "tasks_of_calls.py").write_text(INCLUDED)
+    monkeypatch.chdir(tmp_path)
+    sent = json_of(bulltask("-A", "factory_of_calls:create()", "call", "add", "-a", "[1]", "--json"), "call")
+    assert sent["queue"] == "sums"
+    assert len(sys.modules["factory_of_calls"].made) == 1
