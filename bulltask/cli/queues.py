@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import socket
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -21,6 +19,7 @@ from bulltask.jobs.errors import BulltaskError, ConfigError
 from bulltask.jobs.names import EVERY_QUEUE, name_in_app
 from bulltask.lake.formatting import pluralize
 from bulltask.queue import Queue
+from bulltask.queue.control import this_user
 from bulltask.queue.overview import MAX_PAGES, QueueOverview, find_queues, read_overview
 from bulltask.transport.call import QueueKeys, SyncClient
 from bulltask.transport.scripts.queue import QueueFigures, count_by_score
@@ -220,7 +219,7 @@ def _rate_limit(figures: QueueFigures) -> dict[str, Any] | None:
 def pause(ctx: click.Context, /, *, name: str, by: str | None, **options: Any) -> None:
     """Let the workers of QUEUE acquire no more jobs; running jobs continue."""
     with _existing(ctx, name, options) as queue:
-        queue.pause(by=by or f"{getpass.getuser()}@{socket.gethostname()}")
+        queue.pause(by=by or this_user())
         figures = _figures(queue)
         text = f"Queue {in_one_line(name)} is paused: {figures.waiting} waiting, {figures.active} running"
         _report(ctx, queue, options, text)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from bulltask.queue.sync.queue import Queue
     from bulltask.registry.results import AsyncResult
 
-__all__ = ["Answers", "ControlBase", "Destination", "InspectBase"]
+__all__ = ["Answers", "ControlBase", "Destination", "InspectBase", "this_user"]
 
 Destination = str | Iterable[str] | None
 """Workers' names or ids, patterns of ids (``web-*``), or ids without the process id; ``None`` for all workers."""
@@ -244,7 +244,7 @@ class ControlBase(_Named):
             id=uuid4().hex,
             name=name,
             arguments={key: value for key, value in arguments.items() if value is not None},
-            sender=_user(),
+            sender=this_user(),
             app=self._app.name,
             expires_ms=context.now_ms() + timeout_ms,
         )
@@ -296,7 +296,8 @@ def _decoded(data: bytes | None) -> object:
         return None
 
 
-def _user() -> str:
+def this_user() -> str:
+    """Return ``user@host``, with which orders and pauses are signed."""
     try:
         name = getpass.getuser()
     except (OSError, KeyError, ImportError):  # a user without a name, as in some containers

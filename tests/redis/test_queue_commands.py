@@ -293,3 +293,15 @@ def test_a_queue_that_does_not_exist_is_not_created(broker_url: str, redis_clien
     missing = run(broker_url, "queues", "-Q", "male")
     assert (missing.exit_code, missing.stdout, "no queue '{male}'" in missing.stderr) == (4, "", True)
     assert redis_client.keys("*") == []
+
+
+def test_a_user_without_a_name_can_pause_a_queue(broker_url: str, app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    app.send_task("t", queue="mail")
+
+    def no_name() -> str:
+        raise KeyError("getpwuid(): uid not found: 4242")
+
+    monkeypatch.setattr("getpass.getuser", no_name)
+    run(broker_url, "queue", "pause", "mail")
+    (row,) = json_of(run(broker_url, "queues", "--json"), "queues")["queues"]
+    assert row["paused_by"] == f"unknown@{socket.gethostname()}"
