@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ambiguous",
     "chosen_queues",
+    "command_lines",
     "existing_job",
     "job",
     "known_queues",
@@ -346,6 +347,11 @@ def _sections(redis_job: _FoundJob | None, history: JobHistory | None) -> Iterat
 
 def _reason(reason: Reason) -> Iterator[str]:
     yield in_one_line(reason.sentence, 1_000)
+    yield from command_lines(reason)
+
+
+def command_lines(reason: Reason) -> Iterator[str]:
+    """Yield the line with the command that mends a reason, if there is one."""
     if reason.command is not None:
         yield f"  {'>>>' if reason.command.startswith('app.') else '$'} {in_one_line(reason.command, 1_000)}"
 

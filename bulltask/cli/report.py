@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -21,10 +21,11 @@ from bulltask.cli.options import operator_options
 from bulltask.cli.terminal import as_table, in_one_line, safe, stamp, time_of
 from bulltask.config.config import SETTINGS
 from bulltask.config.urls import redact_secrets
-from bulltask.jobs.codec import decode_text
 from bulltask.lake.formatting import json_text, pluralize
 from bulltask.queue.fields import ALL_STATES
-from bulltask.transport.call import command
+from bulltask.transport.call import command, info_by_name
+from bulltask.transport.operation import run_sync
+from bulltask.transport.workers import WorkerState, read_workers
 
 __all__ = ["report"]
 
@@ -125,14 +126,9 @@ def _settings(app: App) -> dict[str, str]:
 def _redis(app: App) -> dict[str, str]:
     with app._broker.pool.client() as client:
         parts: list[bytes] = client.run_on_all_nodes(command("INFO"))
-        config = _parsed(parts[:1])
+        config = info_by_name(parts[0])
     found = {name: config[name] for name in _INFO if name in config}
     return {"url": app._broker.endpoint.safe_url, "nodes": str(len(parts)), **found}
-
-
-def _parsed(replies: Iterable[Any]) -> dict[str, str]:
-    lines = (line for reply in replies for line in decode_text(reply).splitlines() if ":" in line)
-    return dict(line.partition(":")[::2] for line in lines)
 
 
 def _queue(app: App, name: str) -> dict[str, Any]:
@@ -141,11 +137,16 @@ def _queue(app: App, name: str) -> dict[str, Any]:
 
 
 def _workers(app: App, names: list[str]) -> list[dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    for name in names:
-        for worker_id, state in app.queue(name).get_worker_states().items():
-            found[worker_id] = {"id": worker_id, "state": "unknown"} if state is None else state.to_dict()
-    return list(found.values())
+    states: dict[str, WorkerState | None] = {}
+    with app._broker.pool.client() as client:
+        client.connect()  # sets the clock
+        operation = read_workers(list(map(app._broker.keys, names)), app._broker.clock.now_ms())
+        for of_queue in run_sync(client, operation) if names else ():
+            states |= of_queue
+    return [
+        {"id": worker_id, "state": "unknown"} if state is None else state.to_dict()
+        for worker_id, state in states.items()
+    ]
 
 
 def _failures(app: App, names: list[str]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import click
 
 from bulltask.app import App
 from bulltask.cli.app_loader import load_app_or_broker
-from bulltask.cli.job import ambiguous, known_queues, queue_of_job, queues_with_job, with_server
+from bulltask.cli.job import ambiguous, command_lines, known_queues, queue_of_job, queues_with_job, with_server
 from bulltask.cli.options import ExitCode, operator_options, queue_option
 from bulltask.cli.terminal import echo, in_one_line, print_json
 from bulltask.queue.reasons import Explanation, traces
@@ -89,9 +89,7 @@ def _page(explanation: Explanation) -> Iterator[str]:
             f"{name}={_short(value)}" for name, value in reason.evidence.items() if value not in (None, [], {})
         )
         yield f"  {reason.code}{certainty}: {evidence}"
-        if reason.command is not None:
-            prompt = ">>>" if reason.command.startswith("app.") else "$"
-            yield f"  {prompt} {in_one_line(reason.command, 1_000)}"
+        yield from command_lines(reason)
 
 
 def _short(value: Any) -> str:

@@ -18,6 +18,7 @@ from opentelemetry import context, metrics, propagate, trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from bulltask.app import App
+from bulltask.config.parsers import JOB_BUCKETS
 from bulltask.jobs.clock import mono_s
 from bulltask.jobs.errors import Ignore, RateLimitQueue, Reject, ReleaseJob, RescheduleJob, Retry, WaitForChildren
 from bulltask.jobs.job import JobOptions, NewJob
@@ -30,7 +31,6 @@ from bulltask.transport.produce import Producer
 __all__ = ["BulltaskInstrumentor"]
 
 _NAME: Final = "bulltask"
-_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _FLUSH_MS: Final = 5_000
 
 _NO_ERRORS: Final = (Ignore, RateLimitQueue, ReleaseJob, RescheduleJob, WaitForChildren)
@@ -124,7 +124,7 @@ class _Instrumentation:
 
 
 def _histogram(meter: metrics.Meter, name: str, description: str) -> metrics.Histogram:
-    return meter.create_histogram(name, "s", description, explicit_bucket_boundaries_advisory=_SECONDS)
+    return meter.create_histogram(name, "s", description, explicit_bucket_boundaries_advisory=JOB_BUCKETS)
 
 
 def _attributes(operation: str, kind: str, queue: str | None) -> Attributes:

@@ -12,12 +12,12 @@ from uuid import uuid4
 
 from bulltask.jobs import codec
 from bulltask.jobs.clock import Duration, mono_ms, to_ms
-from bulltask.jobs.errors import BrokerAuthError, BulltaskError, nearest
+from bulltask.jobs.errors import BulltaskError, nearest
 from bulltask.jobs.names import bullmq_name
 from bulltask.transport.call import Call, QueueKeys, command
-from bulltask.transport.operation import Operation, execute
+from bulltask.transport.operation import Operation
 from bulltask.transport.orders import Order, Reply, post_order, read_replies, withdraw_order
-from bulltask.transport.workers import WorkerState, read_workers, scan_registry
+from bulltask.transport.workers import WorkerState, read_workers, registered_queues
 
 if TYPE_CHECKING:
     from bulltask.queue.aio.queue import AsyncQueue
@@ -259,16 +259,9 @@ class ControlBase(_Named):
 
     def _known_queues(self, context: QueueContext) -> Operation[list[QueueKeys]]:
         """Return the queues in the registry and those of the app, in which workers may be found."""
-        config, names, cursor = context.broker.config, set[str](), "0"
+        config = context.broker.config
         with_tag = [bullmq_name(queue, hash_tag=config.queue_hash_tag) for queue in self._own_queues()]
-        try:
-            while len(names) < _MAX_QUEUES:
-                cursor, found = yield from execute(scan_registry(config.prefix, cursor))
-                names |= found.keys()
-                if cursor == "0":
-                    break
-        except BrokerAuthError:  # a user of some queues
-            pass
+        names = yield from registered_queues(config.prefix, _MAX_QUEUES)
         return [QueueKeys(config.prefix, name) for name in sorted({*with_tag, *names})]
 
 

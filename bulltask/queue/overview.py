@@ -8,7 +8,6 @@ permit, or what was not searched, is said; it is never shown as nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,7 +23,7 @@ from bulltask.transport.scripts.queue import (
     queue_of_connection,
     scan_queues,
 )
-from bulltask.transport.workers import WorkerState, pid_of_worker, read_workers, scan_registry
+from bulltask.transport.workers import WorkerState, pid_of_worker, read_workers, registered_queues
 
 __all__ = [
     "ConnectedWorker",
@@ -35,7 +34,6 @@ __all__ = [
     "read_figures",
     "read_fleet",
     "read_overview",
-    "registered_queues",
     "worker_connections",
 ]
 
@@ -105,24 +103,10 @@ def find_queues(client: SyncClient, prefix: str, known: Iterable[str] = (), *, s
     Workers and senders of bulltask register their queues. Only a scan of the keys finds those that only Node.js uses,
     and that have no connected worker.
     """
-    names = {*known, *registered_queues(client, prefix)}
+    names = {*known, *run_sync(client, registered_queues(prefix))}
     names |= {worker.queue for worker in worker_connections(client, prefix) or ()}
     found, scanned_all = scan_up_to(client, lambda cursor: scan_queues(prefix, cursor), MAX_PAGES if scan else 0)
     return FoundQueues(tuple(sorted(names | found)), scanned_all)
-
-
-def registered_queues(client: SyncClient, prefix: str) -> dict[str, int]:
-    """Return when bulltask has last used each queue (epoch milliseconds), by the queues' names in BullMQ.
-
-    The registry of a server on which the user may not read it counts as empty.
-    """
-    names: dict[str, int] = {}
-    cursor = ""
-    with suppress(BrokerAuthError):
-        while cursor != "0":
-            cursor, page = client.run(scan_registry(prefix, cursor or "0"))
-            names |= page
-    return names
 
 
 def worker_connections(client: SyncClient, prefix: str) -> list[ConnectedWorker] | None:

@@ -29,7 +29,7 @@ from bulltask.jobs.fields import CHECKPOINT_FIELD
 from bulltask.jobs.job import BULLTASK_KEY, INCOMPATIBLE_FIELD, RELEASES_FIELD
 from bulltask.jobs.names import REVOKED, JobState, address_of, bullmq_name, name_in_app
 from bulltask.queue.context import QueueContext
-from bulltask.transport.call import AllNodesCall, Call, QueueKeys, command, text, texts, texts_by_name
+from bulltask.transport.call import AllNodesCall, Call, QueueKeys, command, info_by_name, text, texts, texts_by_name
 from bulltask.transport.operation import Operation, execute
 from bulltask.transport.scripts.move import CRASHES
 from bulltask.transport.scripts.queue import (
@@ -452,7 +452,7 @@ class _View:
             "check ttl": command("PTTL", keys.stalled_check),
             "twin": command("EXISTS", twin.meta),
             "twin wait": command("LLEN", twin.wait),
-            "info": AllNodesCall(command("INFO", parse_reply=_info), _merged),
+            "info": AllNodesCall(command("INFO", parse_reply=info_by_name), _merged),
         }
 
     def _place_calls(self) -> dict[str, Call[Any]]:
@@ -1561,10 +1561,6 @@ def _paused_ms(reply: Any) -> int | None:
         if b"paused" in fields[1:2]:
             since_ms = int(text(entry_id).partition("-")[0])
     return since_ms
-
-
-def _info(reply: Any) -> dict[str, str]:
-    return dict(line.partition(":")[::2] for line in codec.decode_text(reply).splitlines() if ":" in line)
 
 
 def _merged(parts: Sequence[dict[str, str]]) -> dict[str, str]:

@@ -22,7 +22,7 @@ from bulltask.queue.context import QueueContext
 from bulltask.queue.fields import STATES_IN_ORDER, JobPages, states_of
 from bulltask.transport.call import Call, command
 from bulltask.transport.operation import Operation, execute
-from bulltask.transport.scripts.job import job_fields, promote, remove_job, reprocess_job, retry_child
+from bulltask.transport.scripts.job import job_fields, promote, remove_job, reprocess_job
 from bulltask.transport.scripts.queue import (
     DELAYED_SCORE,
     LISTS,
@@ -286,10 +286,7 @@ def change(
     if action is Action.RETRY:
         opts, parent_key = yield from execute(job_fields(keys, job_id, ("opts", "parentKey")))
         lifo = (mapping_field({b"opts": opts or b"{}"}, b"opts") or {}).get("lifo") is True
-        if state == "failed" and parent_key:
-            yield from execute(retry_child(keys, job_id, lifo=lifo))
-        else:
-            yield from execute(reprocess_job(keys, job_id, state, lifo=lifo))
+        yield from execute(reprocess_job(keys, job_id, state, has_parent=bool(parent_key), lifo=lifo))
     elif action is Action.PROMOTE:
         yield from execute(promote(keys, job_id))
     elif action is Action.REVOKE:

@@ -20,13 +20,14 @@ from bulltask.jobs.names import Revocation, bullmq_name, check_queue_name
 from bulltask.jobs.payloads import PayloadCodec
 from bulltask.registry.protocols import EagerRunner, ResultReader
 from bulltask.transport.async_client import AsyncClient
-from bulltask.transport.call import AnyAsyncClient, Call, QueueKeys, SyncClient, command, guard_key
+from bulltask.transport.call import AnyAsyncClient, Call, QueueKeys, SyncClient, command, guard_key, info_by_name
 from bulltask.transport.client import Client, ClientPool
 from bulltask.transport.cluster import AsyncClusterClient, ClusterClient, HashSlotWaits, Topology
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.operation import Operation
 from bulltask.transport.produce import Producer
 from bulltask.transport.results import FAILOVER_MS, RECHECK_MS, Results, StreamWatcher, revoke
+from bulltask.transport.scripts.queue import DELAYED_SCORE
 from bulltask.transport.streams import LONGEST_BLOCK_MS, SharedStream
 
 __all__ = [
@@ -273,10 +274,6 @@ def _scan(
     return names, False
 
 
-_DELAYED_SCORES: Final = 4096
-"""Number of scores of delayed jobs for each millisecond, as in BullMQ."""
-
-
 @value_class
 class ServerSettings:
     """Properties of the server that a worker checks; in a cluster, those of the worst node.
@@ -313,7 +310,7 @@ def count_runnable_jobs(client: SyncClient, queues: Sequence[QueueKeys], now_ms:
     calls: list[Call[Any]] = []
     for keys in queues:
         due: Call[Any] = command(
-            "ZRANGEBYSCORE", keys.delayed, 0, _DELAYED_SCORES * (now_ms + 1) - 1, "LIMIT", 0, 100, parse_reply=len
+            "ZRANGEBYSCORE", keys.delayed, 0, DELAYED_SCORE * (now_ms + 1) - 1, "LIMIT", 0, 100, parse_reply=len
         )
         paused: Call[Any] = command("HEXISTS", keys.meta, "paused")
         calls += [paused, command("LLEN", keys.wait), command("ZCARD", keys.prioritized), due]
@@ -343,8 +340,7 @@ def _text(reply: Any) -> str:
 
 
 def _settings(reply: Any) -> ServerSettings:
-    lines = reply.decode("utf-8", "replace").splitlines()
-    info = dict(line.split(":", 1) for line in lines if ":" in line)
+    info = info_by_name(reply)
     numbers = tuple(int(part) for part in info.get("redis_version", "0").split(".") if part.isdecimal())
     return ServerSettings(
         numbers,

@@ -699,6 +699,11 @@ def texts_by_name(reply: Any) -> dict[str, str]:
     return {name: text(value) for name, value in by_name(reply).items()}
 
 
+def info_by_name(reply: Any) -> dict[str, str]:
+    """Return the fields of ``INFO``."""
+    return dict(line.partition(":")[::2] for line in text(reply).splitlines() if ":" in line)
+
+
 def texts(reply: Any) -> list[str]:
     """Return several ids, each converted by :func:`text`; a script may return nil instead of an empty list."""
     return [text(item) for item in reply or ()]

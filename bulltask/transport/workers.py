@@ -7,14 +7,16 @@ soon after its worker has died. All times are the server's, in epoch millisecond
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, field, fields
+from math import inf
 from typing import Any, Final
 
 from bulltask.jobs import codec
 from bulltask.jobs.clock import value_class
-from bulltask.jobs.errors import BrokerError, DecodeError
+from bulltask.jobs.errors import BrokerAuthError, BrokerError, DecodeError
 from bulltask.transport.call import Call, QueueKeys, command, known_queues, nothing, text, texts_by_name
-from bulltask.transport.operation import Operation
+from bulltask.transport.operation import Operation, execute
 
 __all__ = [
     "MAX_JOBS",
@@ -27,8 +29,8 @@ __all__ = [
     "pid_of_worker",
     "read_workers",
     "register_queues",
+    "registered_queues",
     "remove_state",
-    "scan_registry",
     "write_state",
 ]
 
@@ -288,7 +290,21 @@ def forget_queues(prefix: str, names: Sequence[str]) -> Call[None]:
     return command("ZREM", known_queues(prefix), *names, parse_reply=nothing)
 
 
-def scan_registry(prefix: str, cursor: str) -> Call[tuple[str, dict[str, int]]]:
+def registered_queues(prefix: str, at_least: float = inf) -> Operation[dict[str, int]]:
+    """Return the operation that reads when bulltask has last used each queue, by the queues' names in BullMQ.
+
+    It ends when it has read ``at_least`` queues. A registry that the user may not read counts as empty.
+    """
+    names: dict[str, int] = {}
+    cursor = ""
+    with suppress(BrokerAuthError):
+        while cursor != "0" and len(names) < at_least:
+            cursor, page = yield from execute(_scan_registry(prefix, cursor or "0"))
+            names |= page
+    return names
+
+
+def _scan_registry(prefix: str, cursor: str) -> Call[tuple[str, dict[str, int]]]:
     """Return the call that reads a part of the registry: the next cursor (``0`` at the end), and when each queue was
     last used, by the queues' names in BullMQ. The same name may come twice.
     """

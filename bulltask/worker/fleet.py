@@ -40,7 +40,16 @@ from bulltask.transport.workers import (
 from bulltask.worker.async_loop import batches_of, jobs_per_child
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child_pool import ChildPool
-from bulltask.worker.slots import HAS_JOB, UNKNOWN_ATTEMPT, ChildBlock, ControlPage, ProcessState, SlotState, free_slots
+from bulltask.worker.slots import (
+    BUSY,
+    HAS_JOB,
+    UNKNOWN_ATTEMPT,
+    ChildBlock,
+    ControlPage,
+    ProcessState,
+    SlotState,
+    free_slots,
+)
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -349,11 +358,7 @@ class StateReport:
     def _status(self) -> tuple[object, ...]:
         halted = self._pool.halted
         children = tuple((block.pid, _child_state(block, halted)) for block, _ in self._pool.blocks())
-        return self._run_state, self._pool.target, children, self._control.changes_number
-
-    @property
-    def _run_state(self) -> str:
-        return "closing" if self._control.stopping else "paused" if self._control.paused else "run"
+        return self._control.run_state, self._pool.target, children, self._control.changes_number
 
     def _long_jobs(self, now_ms: int) -> frozenset[tuple[str, int]]:
         return frozenset(
@@ -371,7 +376,7 @@ class StateReport:
         return status != written_status or (jobs != written_jobs and not is_recent)
 
     def _short_states(self, server_ms: int, now_ms: int) -> Iterator[Call[Any]]:
-        state = self._run_state
+        state = self._control.run_state
         if state != self._short_state:
             self._short_state = state
             self._short = deque((0, keys) for keys in self._queues[1:])
@@ -394,16 +399,12 @@ class StateReport:
             self._constant,
             at_ms=server_ms,
             ttl_ms=_STATE_TTL_MS,
-            state=self._run_state,
+            state=self._control.run_state,
             concurrency=self._pool.target,
             children=children,
             jobs_left_out=left_out,
             slots=self._per_child * self._pool.target,
-            busy=sum(
-                slot.state in HAS_JOB and slot.state != SlotState.PREFETCHED
-                for _, slots in self._pool.blocks()
-                for slot in slots
-            ),
+            busy=sum(slot.state in BUSY for _, slots in self._pool.blocks() for slot in slots),
             permits=None if self._max_jobs is None else max(0, self._max_jobs - self._control.jobs_started),
         )
 

@@ -279,13 +279,13 @@ class Orders:
     def stats(self) -> object:
         """Return figures of the worker and its processes."""
         config, usage = self._config, resource.getrusage(resource.RUSAGE_SELF)
-        supervisor, limits = self._supervisor(), config.time_limits
+        limits = config.time_limits
         return {
             "pid": os.getpid(),
             "hostname": socket.gethostname(),
             "app": self._app.name,
             "uptime": (mono_ms() - self._started_ms) // 1000,
-            "state": "closing" if not supervisor.is_running else "paused" if self._pool.is_paused else "run",
+            "state": self._control.run_state,
             "pool": {
                 "implementation": "threads" if config.threads else "prefork",
                 "max-concurrency": self._pool.target,

@@ -77,7 +77,7 @@ from bulltask.worker.limits import Canceller, RevocationCheck, TimeLimitCheck
 from bulltask.worker.locks import Heartbeat, StalledCheck
 from bulltask.worker.orders import OrderCheck, Orders
 from bulltask.worker.recovery import Recovery, Takeover
-from bulltask.worker.slots import HAS_JOB, ExitCode, ProcessState, Slots, SlotState, WakeupPipe
+from bulltask.worker.slots import BUSY, ExitCode, ProcessState, Slots, WakeupPipe
 from bulltask.worker.spark_tasks import missing_dependencies
 from bulltask.worker.spawned import SpawnSpec
 from bulltask.worker.supervisor import (
@@ -313,7 +313,6 @@ def default_queues(app: App) -> tuple[str, ...]:
 
 
 _STARTING_TURN_MS: Final = 1_000
-_BUSY: Final = HAS_JOB - {SlotState.PREFETCHED}
 
 
 class _Assembly:
@@ -726,7 +725,7 @@ class _Assembly:
     def _slots_in_use(self) -> tuple[int, int]:
         """Return how many jobs the running children can run at a time, and how many they are running."""
         running = [block for block in self.slots.children if block.pid]
-        busy = sum(slot.state in _BUSY for block in running for slot in block.slots())
+        busy = sum(slot.state in BUSY for block in running for slot in block.slots())
         return len(running) * jobs_per_child(self.app), busy
 
     def _exporter(self) -> MetricsProcess | None:

@@ -33,6 +33,7 @@ if sys.platform != "win32":  # there, tasks that run in the test's or the caller
     import fcntl
 
 __all__ = [
+    "BUSY",
     "HAS_JOB",
     "ID_BYTES",
     "LONG_MS",
@@ -81,6 +82,9 @@ HAS_JOB: Final = frozenset(SlotState) - {
     SlotState.RELEASED,
 }
 """The states of a slot that has a job. After a takeover, another worker may have acquired the job."""
+
+BUSY: Final = HAS_JOB - {SlotState.PREFETCHED}
+"""The states of a slot whose job is running, or whose outcome is being written."""
 
 
 class CancelReason(IntEnum):
@@ -462,6 +466,11 @@ class ControlPage:
     def stopping(self) -> bool:
         """True once the worker stops. A child whose task has replaced the handler of SIGTERM learns it only here."""
         return self._words[_PAUSED] == _STOPPING
+
+    @property
+    def run_state(self) -> str:
+        """``run``, ``paused`` or ``closing``, as others see the worker's state."""
+        return "closing" if self.stopping else "paused" if self.paused else "run"
 
     def stop(self) -> None:
         """Let no child acquire a job any more."""

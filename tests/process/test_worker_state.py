@@ -19,7 +19,7 @@ from bulltask.cli.options import ExitCode
 from bulltask.queue import AsyncQueue, Queue, overview
 from bulltask.testing.worker import wait_until
 from bulltask.transport.operation import run_sync
-from bulltask.transport.workers import WorkerState, read_workers, scan_registry
+from bulltask.transport.workers import WorkerState, read_workers, registered_queues
 from tests.support.command_output import json_of
 from tests.support.machine_load import scale_to_load
 from tests.support.worker import Worker
@@ -185,7 +185,7 @@ def test_a_worker_registers_its_queues(harness: WorkerHarness) -> None:
     harness.worker(options=["-Q", "default,other"])
     with harness.app._broker.pool.client() as client:
         wait_until(
-            lambda: {"{default}", "{other}"} <= set(client.run(scan_registry("bull", "0"))[1]), 60.0, "the registry"
+            lambda: {"{default}", "{other}"} <= set(run_sync(client, registered_queues("bull"))), 60.0, "the registry"
         )
 
 

@@ -24,10 +24,10 @@ class AsyncControl(ControlBase):
     The supervisor of each worker executes an order within a second, also while all its children are busy, and at most
     once. The arguments that several methods have:
 
-    * ``destination``: the ids of workers, ids without the process id, or patterns such as ``web-*``; default: all
-      workers.
-    * ``reply``: Wait for the replies, and return them as a list: ``[{"web-1-7-0f3a9b": {"ok": "…"}}]``. Otherwise the
-      order waits in Redis for up to a minute until its worker takes it, and the result is ``None``.
+    * ``destination``: workers' names or ids, ids without the process id, or patterns of ids such as ``web-*``; default:
+      all workers.
+    * ``reply``: Wait for the replies, and return them as a list: ``[{"web-1@host-7-0f3a9b": {"ok": "…"}}]``. Otherwise,
+      the order waits in Redis for up to a minute until its worker takes it, and the result is ``None``.
     * ``timeout``: How long to wait for replies. Then the order is withdrawn from the workers that have not taken it.
 
     :meth:`order` also returns who has not answered.
@@ -77,7 +77,7 @@ class AsyncControl(ControlBase):
         return AsyncInspect(self, destination, timeout)
 
     async def ping(self, destination: Destination = None, timeout: Duration = 2) -> list[dict[str, Any]]:
-        """Return ``[{"web-1-7-0f3a9b": {"ok": "pong"}}]``."""
+        """Return ``[{"web-1@host-7-0f3a9b": {"ok": "pong"}}]``."""
         return await self.broadcast("ping", None, destination, True, timeout) or []
 
     async def shutdown(
@@ -282,7 +282,7 @@ class AsyncInspect(InspectBase):
         return await self._ask("conf", {"with_defaults": with_defaults})
 
     async def ping(self) -> dict[str, Any] | None:
-        """Return ``{"web-1-7-0f3a9b": {"ok": "pong"}}``."""
+        """Return ``{"web-1@host-7-0f3a9b": {"ok": "pong"}}``."""
         found = await self._ask("ping")
         return found and {worker: {"ok": answer} if answer == "pong" else answer for worker, answer in found.items()}
 

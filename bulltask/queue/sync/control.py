@@ -25,10 +25,10 @@ class Control(ControlBase):
     The supervisor of each worker executes an order within a second, also while all its children are busy, and at most
     once. The arguments that several methods have:
 
-    * ``destination``: the ids of workers, ids without the process id, or patterns such as ``web-*``; default: all
-      workers.
-    * ``reply``: Wait for the replies, and return them as a list: ``[{"web-1-7-0f3a9b": {"ok": "…"}}]``. Otherwise the
-      order waits in Redis for up to a minute until its worker takes it, and the result is ``None``.
+    * ``destination``: workers' names or ids, ids without the process id, or patterns of ids such as ``web-*``; default:
+      all workers.
+    * ``reply``: Wait for the replies, and return them as a list: ``[{"web-1@host-7-0f3a9b": {"ok": "…"}}]``. Otherwise,
+      the order waits in Redis for up to a minute until its worker takes it, and the result is ``None``.
     * ``timeout``: How long to wait for replies. Then the order is withdrawn from the workers that have not taken it.
 
     :meth:`order` also returns who has not answered.
@@ -78,7 +78,7 @@ class Control(ControlBase):
         return Inspect(self, destination, timeout)
 
     def ping(self, destination: Destination = None, timeout: Duration = 2) -> list[dict[str, Any]]:
-        """Return ``[{"web-1-7-0f3a9b": {"ok": "pong"}}]``."""
+        """Return ``[{"web-1@host-7-0f3a9b": {"ok": "pong"}}]``."""
         return self.broadcast("ping", None, destination, True, timeout) or []
 
     def shutdown(
@@ -281,7 +281,7 @@ class Inspect(InspectBase):
         return self._ask("conf", {"with_defaults": with_defaults})
 
     def ping(self) -> dict[str, Any] | None:
-        """Return ``{"web-1-7-0f3a9b": {"ok": "pong"}}``."""
+        """Return ``{"web-1@host-7-0f3a9b": {"ok": "pong"}}``."""
         found = self._ask("ping")
         return found and {worker: {"ok": answer} if answer == "pong" else answer for worker, answer in found.items()}
 

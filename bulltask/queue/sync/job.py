@@ -147,10 +147,7 @@ class Job(JobFields):
         if state not in _OUTCOMES:
             raise ConfigError(f"state must be failed or completed, not {state!r:.200}")
         keys, lifo = self._context.keys, self.opts.get("lifo") is True
-        if state == "failed" and self.parent_key is not None:
-            call = scripts.retry_child(keys, self.id, lifo=lifo)
-        else:
-            call = scripts.reprocess_job(keys, self.id, state, lifo=lifo)
+        call = scripts.reprocess_job(keys, self.id, state, has_parent=self.parent_key is not None, lifo=lifo)
         if reset_attempts_made or reset_attempts_started:
             call = scripts.reset_attempts(call, made=reset_attempts_made, started=reset_attempts_started)
         self._context.run(call)

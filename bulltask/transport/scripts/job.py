@@ -57,7 +57,6 @@ __all__ = [
     "remove_job",
     "reprocess_job",
     "reset_attempts",
-    "retry_child",
     "revocation_requests",
     "revoke",
     "snapshot",
@@ -115,21 +114,18 @@ def change_priority(keys: QueueKeys, job_id: str, priority: int, *, lifo: bool) 
     return script_call(loader.official_script("changePriority"), script_keys, args, error_parser(keys, job_id))
 
 
-def reprocess_job(keys: QueueKeys, job_id: str, state: str, *, lifo: bool) -> Call[None]:
-    """``reprocessJob``: move a job that finished as ``state`` back to the waiting jobs."""
-    outcome = "failedReason" if state == "failed" else "returnvalue"
-    args = (job_id, _push(lifo=lifo), outcome, state)
-    return script_call(
-        loader.official_script("reprocessJob"), _retry_keys(keys, job_id, state), args, error_parser(keys, job_id)
-    )
+def reprocess_job(keys: QueueKeys, job_id: str, state: str, *, has_parent: bool, lifo: bool) -> Call[None]:
+    """``reprocessJob``: move a job that finished as ``state`` back to the waiting jobs.
 
-
-def retry_child(keys: QueueKeys, job_id: str, *, lifo: bool) -> Call[None]:
-    """bulltask's ``retryChild``: :func:`reprocess_job` for a failed job that has a parent."""
-    args = (job_id, _push(lifo=lifo))
-    return script_call(
-        loader.bulltask_script("retryChild"), _retry_keys(keys, job_id, "failed"), args, error_parser(keys, job_id)
-    )
+    A failed job that has a parent needs bulltask's ``retryChild``.
+    """
+    args: tuple[str, ...] = (job_id, _push(lifo=lifo))
+    if state == "failed" and has_parent:
+        script = loader.bulltask_script("retryChild")
+    else:
+        script = loader.official_script("reprocessJob")
+        args += ("failedReason" if state == "failed" else "returnvalue", state)
+    return script_call(script, _retry_keys(keys, job_id, state), args, error_parser(keys, job_id))
 
 
 def reset_attempts(retry: Call[None], *, made: bool, started: bool) -> Call[None]:
