@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -110,12 +111,14 @@ def lake(tmp_path: Path) -> LakeBuilder:
 
 
 @pytest.fixture
-def run(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run ``bulltask -b URL job …``."""
+def bulltask(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run ``bulltask -b URL …``."""
     for name in ("BULLTASK_LAKE", "BULLTASK_APP", "BULLTASK_BROKER_URL"):
         monkeypatch.delenv(name, raising=False)
+    return lambda *args, **more: CliRunner().invoke(main, ["-b", broker_url, *map(str, args)], **more)
 
-    def invoke(*args: object) -> Result:
-        return CliRunner().invoke(main, ["-b", broker_url, "job", *map(str, args)])
 
-    return invoke
+@pytest.fixture
+def run(bulltask: Run) -> Run:
+    """Run ``bulltask -b URL job …``."""
+    return partial(bulltask, "job")

@@ -6,21 +6,17 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-from click.testing import CliRunner, Result
 
 from bulltask import App
-from bulltask.cli.main import main
+from tests.redis.conftest import Run
 from tests.support.command_output import SCHEMAS, json_of
 
 pytestmark = pytest.mark.redis
-
-Bulltask = Callable[..., Result]
 
 SHOP = """
 from bulltask import App
@@ -28,14 +24,6 @@ app = App("shop", payload_signing_keys="k1:" + "A" * 43, beat_schedule={"nightly
 @app.task(name="add", queue="sums")
 def add(x: int, y: int = 1) -> int: ...
 """
-
-
-@pytest.fixture
-def bulltask(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> Bulltask:
-    """Run ``bulltask -b URL …``."""
-    for name in ("BULLTASK_APP", "BULLTASK_BROKER_URL"):
-        monkeypatch.delenv(name, raising=False)
-    return lambda *args, **more: CliRunner().invoke(main, ["-b", broker_url, *map(str, args)], **more)
 
 
 @pytest.fixture
@@ -63,7 +51,7 @@ def finish_next(app: App, queue: str, error: str | None = None) -> threading.Thr
     return thread
 
 
-def test_a_call_sends_a_job_with_the_tasks_options(app: App, bulltask: Bulltask, shop: str) -> None:
+def test_a_call_sends_a_job_with_the_tasks_options(app: App, bulltask: Run, shop: str) -> None:
     sent = bulltask("call", "add", "-A", shop, "--args", "[1]", "--kwargs", '{"y": 2}', "--countdown", "1h", "--json")
     assert sent.exit_code == 0, sent.output
     document = json_of(sent, "call")
@@ -76,7 +64,7 @@ def test_a_call_sends_a_job_with_the_tasks_options(app: App, bulltask: Bulltask,
     assert (job.data, job.priority, str(job.get_state())) == ([1], 3, "delayed")
 
 
-def test_a_call_that_waits_prints_the_result_or_the_error(app: App, bulltask: Bulltask) -> None:
+def test_a_call_that_waits_prints_the_result_or_the_error(app: App, bulltask: Run) -> None:
     thread = finish_next(app, "mail")
     done = bulltask("call", "n", "-Q", "mail", "--kwargs", '{"x": 1}', "--wait", "--timeout", 20)
     thread.join()
@@ -105,18 +93,18 @@ def test_a_call_that_waits_prints_the_result_or_the_error(app: App, bulltask: Bu
     ],
 )
 def test_a_call_with_wrong_arguments_sends_nothing(
-    app: App, bulltask: Bulltask, shop: str, args: tuple[str, ...], message: str
+    app: App, bulltask: Run, shop: str, args: tuple[str, ...], message: str
 ) -> None:
     wrong = bulltask("call", *args, "-A", shop)
     assert (wrong.exit_code, message in wrong.stderr) == (2, True), wrong.stderr
     assert app.queue("sums").count() == 0
 
 
-def test_a_misspelled_task_is_noted(bulltask: Bulltask, shop: str) -> None:
+def test_a_misspelled_task_is_noted(bulltask: Run, shop: str) -> None:
     assert "did you mean 'add'?" in bulltask("call", "ad", "-A", shop).stderr
 
 
-def test_events_are_followed_and_filtered(app: App, bulltask: Bulltask) -> None:
+def test_events_are_followed_and_filtered(app: App, bulltask: Run) -> None:
     job = app.queue("mail").add("send")
     app.queue("other").add("report")
     since = ("events", "--since", "1h")
@@ -133,7 +121,7 @@ def test_events_are_followed_and_filtered(app: App, bulltask: Bulltask) -> None:
     assert bulltask("events", "-Q", "nope").exit_code == 4
 
 
-def test_the_report_has_no_secrets(app: App, bulltask: Bulltask, shop: str, tmp_path: Path) -> None:
+def test_the_report_has_no_secrets(app: App, bulltask: Run, shop: str, tmp_path: Path) -> None:
     queue = app.queue("mail")
     queue.add("send", attempts=1)
     job = queue.get_next_job("token")
@@ -181,7 +169,7 @@ def add(x: int, y: int = 1) -> int: ...
 
 
 def test_a_factory_is_called_once_and_the_options_of_its_tasks_apply(
-    bulltask: Bulltask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bulltask: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "factory_of_calls.py").write_text(FACTORY)
     (tmp_path / "tasks_of_calls.py").write_text(INCLUDED)

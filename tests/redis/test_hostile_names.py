@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from bulltask import App
-from bulltask.cli.main import main
 from bulltask.testing import InlineWorker, use_server
 from bulltask.transport.call import known_queues
+from tests.redis.conftest import Run
 
 pytestmark = pytest.mark.redis
 
@@ -30,16 +29,6 @@ NAMES = [
 UNSEEN = "\u00ad\u034f\u115f\u3164\u2800\ufe0f\U000e0041"
 EVIL = "evil\x1b]0;title\x07\x1b[2J\x9b2J\r\u2028\u202e\u2066\u061c" + UNSEEN
 FORBIDDEN = set("\x1b\x07\x9b\r\u2028\u202e\u2066\u061c" + UNSEEN)
-
-Command = Callable[..., Result]
-
-
-@pytest.fixture
-def command(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Run ``bulltask -b URL …``."""
-    for name in ("BULLTASK_APP", "BULLTASK_BROKER_URL", "BULLTASK_LAKE"):
-        monkeypatch.delenv(name, raising=False)
-    return lambda *words: CliRunner().invoke(main, ["-b", broker_url, *words])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -99,47 +88,47 @@ def check(result: Result, *, code: int) -> str:
     return result.output
 
 
-def test_the_commands_print_no_control_characters_of_a_job(command: Command, redis_client: redis.Redis) -> None:
+def test_the_commands_print_no_control_characters_of_a_job(bulltask: Run, redis_client: redis.Redis) -> None:
     write_job(redis_client, "mail", EVIL)
-    check(command("job", "show", EVIL, "--queue", "mail"), code=0)
-    shown = check(command("job", "show", EVIL, "--queue", "mail", "--json"), code=0)
+    check(bulltask("job", "show", EVIL, "--queue", "mail"), code=0)
+    shown = check(bulltask("job", "show", EVIL, "--queue", "mail", "--json"), code=0)
     assert json.loads(shown)["redis"]["name"] == EVIL
-    check(command("job", "show", f"{EVIL}-2"), code=4)
-    check(command("revoke", "--queue", "mail", EVIL), code=0)
-    check(command("revoke", "--queue", EVIL, EVIL), code=1)
+    check(bulltask("job", "show", f"{EVIL}-2"), code=4)
+    check(bulltask("revoke", "--queue", "mail", EVIL), code=0)
+    check(bulltask("revoke", "--queue", EVIL, EVIL), code=1)
 
 
-def test_the_commands_print_no_control_characters_of_a_queues_name(command: Command, redis_client: redis.Redis) -> None:
+def test_the_commands_print_no_control_characters_of_a_queues_name(bulltask: Run, redis_client: redis.Redis) -> None:
     for queue in ("evil\u2028", "evil\u202e\x9b", EVIL):  # no app can name the last one
         write_job(redis_client, queue, "same")
-    assert "several queues" in check(command("job", "show", "same"), code=2)
-    assert "several queues" in check(command("revoke", "same"), code=2)
-    assert EVIL in {queue["queue"] for queue in json.loads(check(command("queues", "--json"), code=0))["queues"]}
-    check(command("queues"), code=0)
+    assert "several queues" in check(bulltask("job", "show", "same"), code=2)
+    assert "several queues" in check(bulltask("revoke", "same"), code=2)
+    assert EVIL in {queue["queue"] for queue in json.loads(check(bulltask("queues", "--json"), code=0))["queues"]}
+    check(bulltask("queues"), code=0)
 
 
-def test_a_name_that_is_not_utf_8_can_be_printed(command: Command, redis_client: redis.Redis) -> None:
+def test_a_name_that_is_not_utf_8_can_be_printed(bulltask: Run, redis_client: redis.Redis) -> None:
     redis_client.hset(b"bull:{mail}:evil", mapping={b"name": b"evil\xff", b"data": b"{}", b"opts": b"{}"})
-    check(command("job", "show", "evil", "--queue", "mail"), code=0)
-    check(command("job", "show", "evil", "--queue", "mail", "--json"), code=0)
+    check(bulltask("job", "show", "evil", "--queue", "mail"), code=0)
+    check(bulltask("job", "show", "evil", "--queue", "mail", "--json"), code=0)
 
 
 @pytest.mark.one_server
-def test_a_migration_prints_no_control_characters(command: Command, redis_client: redis.Redis) -> None:
+def test_a_migration_prints_no_control_characters(bulltask: Run, redis_client: redis.Redis) -> None:
     fields: dict[Any, Any] = {"name": EVIL, "data": "{", "opts": "{}", "timestamp": 1, "delay": 0, "attemptsMade": 0}
     for job_id in (f"1{EVIL}\nforged", f"2{EVIL}"):
         redis_client.hset(f"bull:mail:{job_id}", mapping=fields | {"opts": EVIL})
         redis_client.lpush("bull:mail:wait", job_id)
     redis_client.set("bull:mail:id", 2)
-    output = check(command("migrate-bull", "mail"), code=0)
+    output = check(bulltask("migrate-bull", "mail"), code=0)
     assert not any(line.startswith("forged") for line in output.splitlines())
 
 
-def test_an_error_of_the_server_prints_no_control_characters(command: Command, redis_client: redis.Redis) -> None:
+def test_an_error_of_the_server_prints_no_control_characters(bulltask: Run, redis_client: redis.Redis) -> None:
     redis_client.execute_command("ACL SETUSER", "default", "on", "nopass", "~*", "&*", "+@all")
     redis_client.set("bull:{mail}:meta", "no hash")
     redis_client.hset("bull:{mail}:x", mapping={"name": "evil", "data": "{}", "opts": "{}", "timestamp": f"1{EVIL}"})
     redis_client.hset("bull:{mail}:x", "attemptsMade", EVIL)
-    result = command("job", "show", "x", "--queue", "mail")
+    result = bulltask("job", "show", "x", "--queue", "mail")
     assert set(result.output) & FORBIDDEN == set(), result.output
     assert "Traceback" not in result.output

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
-from click.testing import CliRunner, Result
 
 from bulltask import App
-from bulltask.cli.main import main
 from bulltask.queue import FlowJob, Job, Queue
+from tests.redis.conftest import Run
 from tests.support.command_output import json_of
 
 pytestmark = pytest.mark.redis
-
-Bulltask = Callable[..., Result]
-
-
-@pytest.fixture
-def bulltask(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> Bulltask:
-    """Run ``bulltask -b URL …``."""
-    for name in ("BULLTASK_APP", "BULLTASK_BROKER_URL"):
-        monkeypatch.delenv(name, raising=False)
-    return lambda *args: CliRunner().invoke(main, ["-b", broker_url, *map(str, args)])
 
 
 def failed_job(app: App) -> Job:
@@ -36,7 +24,7 @@ def failed_job(app: App) -> Job:
     return job
 
 
-def test_single_jobs_are_retried_promoted_and_removed(app: App, bulltask: Bulltask) -> None:
+def test_single_jobs_are_retried_promoted_and_removed(app: App, bulltask: Run) -> None:
     queue = app.queue("mail")
     failed, delayed = failed_job(app), queue.add("send", delay=3600)
     retried = bulltask("job", "retry", failed.id, "--reset-attempts", "--json")
@@ -64,7 +52,7 @@ def test_single_jobs_are_retried_promoted_and_removed(app: App, bulltask: Bullta
 @pytest.mark.parametrize("command", [("job", "show"), ("job", "retry"), ("revoke",), ("result",), ("job", "tree")])
 @pytest.mark.parametrize("queue", [(), ("--queue", "mail")])
 def test_a_job_under_the_other_spelling_of_the_hash_tag_is_found(
-    broker_url: str, bulltask: Bulltask, command: tuple[str, ...], queue: tuple[str, ...]
+    broker_url: str, bulltask: Run, command: tuple[str, ...], queue: tuple[str, ...]
 ) -> None:
     with Queue("mail", broker_url, queue_hash_tag=False) as untagged:
         job = untagged.add("send")
@@ -74,7 +62,7 @@ def test_a_job_under_the_other_spelling_of_the_hash_tag_is_found(
     assert bulltask(*command, job.id, *queue, "--no-queue-hash-tag").exit_code != 4
 
 
-def test_logs_are_printed_in_order_and_escaped(app: App, bulltask: Bulltask) -> None:
+def test_logs_are_printed_in_order_and_escaped(app: App, bulltask: Run) -> None:
     job = failed_job(app)
     assert bulltask("job", "logs", job.id).stdout == "first\nsecond\\x1b[2J\n"
     last = bulltask("job", "logs", job.id, "-n", 1)
@@ -83,7 +71,7 @@ def test_logs_are_printed_in_order_and_escaped(app: App, bulltask: Bulltask) -> 
     assert bulltask("job", "logs", "gone").exit_code == 4
 
 
-def test_the_tree_of_a_flow_has_the_state_of_each_job(app: App, bulltask: Bulltask) -> None:
+def test_the_tree_of_a_flow_has_the_state_of_each_job(app: App, bulltask: Run) -> None:
     children = [FlowJob("part", queue="mail", options={"attempts": 1}), FlowJob("other", queue="reports{mail}")]
     root = app.flows().add(FlowJob("all", queue="mail", children=children)).job
     part = app.queue("mail").get_next_job("token")
@@ -106,7 +94,7 @@ def test_the_tree_of_a_flow_has_the_state_of_each_job(app: App, bulltask: Bullta
     assert document["parent"] is None
 
 
-def test_parents_and_child_jobs_are_named_with_the_command_that_shows_them(app: App, bulltask: Bulltask) -> None:
+def test_parents_and_child_jobs_are_named_with_the_command_that_shows_them(app: App, bulltask: Run) -> None:
     root = app.flows().add(FlowJob("all", queue="mail", children=[FlowJob("part", queue="mail")])).job
     [part] = app.queue("mail").get_waiting()
     shown = bulltask("job", "show", part.id).stdout
@@ -122,7 +110,7 @@ def test_parents_and_child_jobs_are_named_with_the_command_that_shows_them(app: 
     assert json_of(bulltask("job", "tree", part.id, "--json"), "job tree")["parent"]["id"] == root.id
 
 
-def test_a_job_that_runs_is_not_said_not_to_run_and_the_next_command_is_shown(app: App, bulltask: Bulltask) -> None:
+def test_a_job_that_runs_is_not_said_not_to_run_and_the_next_command_is_shown(app: App, bulltask: Run) -> None:
     queue = app.queue("mail")
     waiting, running = queue.add("send"), queue.get_next_job("token")
     assert running is not None
@@ -133,7 +121,7 @@ def test_a_job_that_runs_is_not_said_not_to_run_and_the_next_command_is_shown(ap
     assert re.search(r"\n    \$ bulltask .*queue resume mail", bulltask("job", "show", queue.add("send").id).stdout)
 
 
-def test_schedules_are_added_listed_run_and_removed(app: App, bulltask: Bulltask) -> None:
+def test_schedules_are_added_listed_run_and_removed(app: App, bulltask: Run) -> None:
     added = bulltask("schedule", "add", "mail", "nightly", "--cron", "0 3 * * *", "--task", "send", "--json")
     assert added.exit_code == 0, added.output
     schedule = json_of(added, "schedule add")
@@ -159,7 +147,7 @@ def test_schedules_are_added_listed_run_and_removed(app: App, bulltask: Bulltask
     )
 
 
-def test_a_schedule_is_shown_with_its_last_jobs(app: App, bulltask: Bulltask) -> None:
+def test_a_schedule_is_shown_with_its_last_jobs(app: App, bulltask: Run) -> None:
     queue = app.queue("mail")
     queue.schedulers.upsert("often", every=60)
     job = queue.get_next_job("token")
@@ -186,7 +174,7 @@ def test_a_schedule_is_shown_with_its_last_jobs(app: App, bulltask: Bulltask) ->
     ],
 )
 def test_what_cannot_be_done_with_a_schedule_is_said(
-    app: App, bulltask: Bulltask, args: tuple[str, ...], code: int, message: str
+    app: App, bulltask: Run, args: tuple[str, ...], code: int, message: str
 ) -> None:
     app.queue("mail").add("send")
     result = bulltask("schedule", *args)

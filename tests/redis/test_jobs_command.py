@@ -7,31 +7,21 @@ import pty
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from redis import Redis
 
 from bulltask import App
 from bulltask.cli import jobs as jobs_command
-from bulltask.cli.main import main
 from bulltask.queue import FlowJob, FlowProducer
 from bulltask.transport.operation import run_together
+from tests.redis.conftest import Run
 from tests.support.command_output import json_of
 
 pytestmark = pytest.mark.redis
-
-Bulltask = Callable[..., Result]
-
-
-@pytest.fixture
-def bulltask(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> Bulltask:
-    """Run ``bulltask -b URL …``."""
-    for name in ("BULLTASK_APP", "BULLTASK_BROKER_URL"):
-        monkeypatch.delenv(name, raising=False)
-    return lambda *args: CliRunner().invoke(main, ["-b", broker_url, *map(str, args)])
 
 
 def add_failed(app: App, errors: Mapping[str, str | Exception], queue: str = "mail") -> list[str]:
@@ -54,7 +44,7 @@ def ids_of(result: Result) -> list[str]:
 
 
 @pytest.mark.every_topology
-def test_jobs_are_found_by_state_task_error_and_text(app: App, bulltask: Bulltask) -> None:
+def test_jobs_are_found_by_state_task_error_and_text(app: App, bulltask: Run) -> None:
     first, second, third = add_failed(app, FAILED)
     waiting = app.queue("mail").add("send", {"to": "ada"}).id
     assert set(ids_of(bulltask("jobs", "mail", "--json"))) == {first, second, third, waiting}
@@ -68,7 +58,7 @@ def test_jobs_are_found_by_state_task_error_and_text(app: App, bulltask: Bulltas
     assert set(ids_of(bulltask("jobs", "mail", "--json", "--newer-than", "1h"))) == {first, second, third, waiting}
 
 
-def test_the_list_says_how_many_jobs_were_read(app: App, bulltask: Bulltask) -> None:
+def test_the_list_says_how_many_jobs_were_read(app: App, bulltask: Run) -> None:
     add_failed(app, FAILED)
     shown = bulltask("jobs", "mail", "--state", "failed", "--limit", 2)
     assert shown.exit_code == 0
@@ -78,9 +68,7 @@ def test_the_list_says_how_many_jobs_were_read(app: App, bulltask: Bulltask) -> 
     assert (document["total"], document["complete"]) == (3, True)
 
 
-def test_names_from_redis_do_not_reach_the_terminal_unescaped(
-    app: App, bulltask: Bulltask, redis_client: Redis
-) -> None:
+def test_names_from_redis_do_not_reach_the_terminal_unescaped(app: App, bulltask: Run, redis_client: Redis) -> None:
     (job_id,) = add_failed(app, {"name": "an \x1b[31merror"})
     redis_client.hset(app.queue("mail").context.keys.job(job_id), "name", "\x1b[2Jname")
     for command in (("jobs", "mail"), ("failures", "-Q", "mail"), ("jobs", "mail", "--json"), ("failures", "--json")):
@@ -90,7 +78,7 @@ def test_names_from_redis_do_not_reach_the_terminal_unescaped(
 
 @pytest.mark.one_server
 @pytest.mark.parametrize("args", [("jobs", "mial"), ("failures", "-Q", "mial")])
-def test_a_queue_that_does_not_exist_is_not_an_empty_queue(app: App, bulltask: Bulltask, args: tuple[str, ...]) -> None:
+def test_a_queue_that_does_not_exist_is_not_an_empty_queue(app: App, bulltask: Run, args: tuple[str, ...]) -> None:
     add_failed(app, FAILED)
     missing = bulltask(*args)
     assert (missing.exit_code, "no queue '{mial}'" in missing.stderr) == (4, True)
@@ -99,13 +87,13 @@ def test_a_queue_that_does_not_exist_is_not_an_empty_queue(app: App, bulltask: B
     assert "'{mail}' exists: use --queue-hash-tag" in other.stderr
 
 
-def test_the_jobs_of_a_queue_without_meta_are_found(app: App, bulltask: Bulltask, redis_client: Redis) -> None:
+def test_the_jobs_of_a_queue_without_meta_are_found(app: App, bulltask: Run, redis_client: Redis) -> None:
     ids = add_failed(app, FAILED)
     redis_client.delete(app.queue("mail").context.keys.meta)
     assert set(ids_of(bulltask("jobs", "mail", "--json"))) == set(ids)
 
 
-def test_a_dry_run_counts_and_changes_nothing(app: App, bulltask: Bulltask) -> None:
+def test_a_dry_run_counts_and_changes_nothing(app: App, bulltask: Run) -> None:
     add_failed(app, FAILED)
     dry = bulltask("jobs", "mail", "--state", "failed", "--task", "send", "--retry", "--dry-run")
     assert (dry.exit_code, dry.output) == (0, "2 jobs would be retried; scanned 3 jobs. Nothing was changed.\n")
@@ -115,7 +103,7 @@ def test_a_dry_run_counts_and_changes_nothing(app: App, bulltask: Bulltask) -> N
 
 
 @pytest.mark.every_topology
-def test_only_the_jobs_that_match_the_filter_are_retried(app: App, bulltask: Bulltask) -> None:
+def test_only_the_jobs_that_match_the_filter_are_retried(app: App, bulltask: Run) -> None:
     add_failed(app, FAILED)
     done = bulltask("jobs", "mail", "--error", "refused", "--retry", "--yes", "--json")
     assert done.exit_code == 0
@@ -125,7 +113,7 @@ def test_only_the_jobs_that_match_the_filter_are_retried(app: App, bulltask: Bul
     assert ([job.name for job in queue.get_failed()], queue.get_waiting_count()) == (["report"], 2)
 
 
-def test_with_a_limit_the_jobs_that_the_list_shows_are_changed(app: App, bulltask: Bulltask) -> None:
+def test_with_a_limit_the_jobs_that_the_list_shows_are_changed(app: App, bulltask: Run) -> None:
     queue = app.queue("mail")
     add_failed(app, FAILED)
     waiting = [queue.add("send").id for _ in range(3)]
@@ -136,14 +124,14 @@ def test_with_a_limit_the_jobs_that_the_list_shows_are_changed(app: App, bulltas
     assert queue.get_job(waiting[0]) is None
 
 
-def test_revoked_jobs_stay_failed_unless_the_filter_names_their_error(app: App, bulltask: Bulltask) -> None:
+def test_revoked_jobs_stay_failed_unless_the_filter_names_their_error(app: App, bulltask: Run) -> None:
     queue = app.queue("mail")
     queue.revoke(queue.add("send").id)
     assert "0 of 0 jobs retried" in bulltask("jobs", "mail", "--retry", "--yes").output
     assert "1 of 1 job retried" in bulltask("jobs", "mail", "--retry", "--error", "revoked", "--yes").output
 
 
-def test_delayed_jobs_are_promoted_and_waiting_ones_revoked_or_removed(app: App, bulltask: Bulltask) -> None:
+def test_delayed_jobs_are_promoted_and_waiting_ones_revoked_or_removed(app: App, bulltask: Run) -> None:
     queue = app.queue("mail")
     for delay in (0, 3600):
         queue.add_bulk([{"name": "send", "options": {"delay": delay}}] * 3)
@@ -162,7 +150,7 @@ def test_delayed_jobs_are_promoted_and_waiting_ones_revoked_or_removed(app: App,
     assert (unsafe.exit_code, "--remove needs a state" in unsafe.stderr) == (2, True)
 
 
-def test_jobs_that_cannot_be_changed_are_named_and_the_others_are_changed(app: App, bulltask: Bulltask) -> None:
+def test_jobs_that_cannot_be_changed_are_named_and_the_others_are_changed(app: App, bulltask: Run) -> None:
     queue = app.queue("mail")
     running = queue.add("send")
     queue.get_next_job("token")
@@ -176,7 +164,7 @@ def test_jobs_that_cannot_be_changed_are_named_and_the_others_are_changed(app: A
 
 
 def test_an_interrupted_change_continues_when_the_command_is_repeated(
-    app: App, bulltask: Bulltask, monkeypatch: pytest.MonkeyPatch
+    app: App, bulltask: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app.queue("mail").add_bulk([{"name": "send", "options": {"delay": 3600}}] * 5)
     changed = 0
@@ -196,7 +184,7 @@ def test_an_interrupted_change_continues_when_the_command_is_repeated(
     assert "3 of 3 jobs promoted" in bulltask("jobs", "mail", "--promote", "--yes").stdout
 
 
-def test_a_retried_child_job_is_awaited_by_its_parent_again(app: App, broker_url: str, bulltask: Bulltask) -> None:
+def test_a_retried_child_job_is_awaited_by_its_parent_again(app: App, broker_url: str, bulltask: Run) -> None:
     queue = app.queue("mail")
     with FlowProducer(broker_url) as producer:
         flow = producer.add(FlowJob("parent", queue="mail", children=[FlowJob("child", queue="mail")]))
@@ -242,7 +230,7 @@ def _read(descriptor: int) -> bytes:
         return b""
 
 
-def test_failures_are_grouped_by_queue_task_and_error(app: App, bulltask: Bulltask) -> None:
+def test_failures_are_grouped_by_queue_task_and_error(app: App, bulltask: Run) -> None:
     ids = add_failed(app, FAILED)
     add_failed(app, {"send": "host 3 refused"}, "other")
     document: Any = json_of(bulltask("failures", "--json"), "failures")
@@ -258,7 +246,7 @@ def test_failures_are_grouped_by_queue_task_and_error(app: App, bulltask: Bullta
     assert json_of(bulltask("failures", "-Q", "mail", "--since", "1h", "--json"), "failures")["jobs"] == 3
 
 
-def test_failures_are_grouped_by_the_class_of_their_error(app: App, bulltask: Bulltask) -> None:
+def test_failures_are_grouped_by_the_class_of_their_error(app: App, bulltask: Run) -> None:
     add_failed(app, {"a#1": KeyError("customer 1"), "a#2": ValueError("'x'"), "a#3": KeyError("customer 1")})
     add_failed(app, {"b#1": KeyError("customer 1"), "b#2": KeyError("customer 2")})
     document: Any = json_of(bulltask("failures", "--json"), "failures")
@@ -274,7 +262,7 @@ def test_failures_are_grouped_by_the_class_of_their_error(app: App, bulltask: Bu
     assert re.search(r"2 +mail +a .* KeyError: 'customer 1'\n", report)
 
 
-def test_secrets_in_errors_are_hidden(app: App, bulltask: Bulltask) -> None:
+def test_secrets_in_errors_are_hidden(app: App, bulltask: Run) -> None:
     add_failed(app, {"a": "https://bob:s3cr3t@host/ failed", "b": 'cannot log in with password=hunter2, token: "ab1"'})
     for command in (("failures",), ("jobs", "mail"), ("report",)):
         for arguments in (command, (*command, "--json")):
@@ -284,7 +272,7 @@ def test_secrets_in_errors_are_hidden(app: App, bulltask: Bulltask) -> None:
             assert "password=***, token: " in shown
 
 
-def test_the_jobs_that_wait_longest_are_found_in_all_queues(app: App, bulltask: Bulltask) -> None:
+def test_the_jobs_that_wait_longest_are_found_in_all_queues(app: App, bulltask: Run) -> None:
     app.queue("mail").add("done", delay=3600)
     last = app.queue("mail").add("c", timestamp=3_000)
     first, second = (app.queue("bulk").add(name, priority=2, timestamp=ms) for name, ms in (("a", 1_000), ("b", 2_000)))
@@ -298,7 +286,7 @@ def test_the_jobs_that_wait_longest_are_found_in_all_queues(app: App, bulltask: 
         assert (refused.exit_code, "--oldest" in refused.stderr) == (2, True)
 
 
-def test_jobs_are_listed_in_the_order_in_which_they_run(app: App, bulltask: Bulltask) -> None:
+def test_jobs_are_listed_in_the_order_in_which_they_run(app: App, bulltask: Run) -> None:
     queue = app.queue("mail")
     late, soon = queue.add("late", priority=2), queue.add("soon")
     assert ids_of(bulltask("jobs", "mail", "--json")) == [soon.id, late.id]

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from bulltask import App
 from bulltask.cli.main import main
+from tests.redis.conftest import Run
 
 pytestmark = pytest.mark.redis
 
-Revoke = Callable[..., Result]
-
 
 @pytest.fixture
-def revoke(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> Revoke:
+def revoke(bulltask: Run) -> Run:
     """Run ``bulltask -b URL revoke …``."""
-    for name in ("BULLTASK_APP", "BULLTASK_BROKER_URL"):
-        monkeypatch.delenv(name, raising=False)
-
-    def invoke(*args: str) -> Result:
-        return CliRunner().invoke(main, ["-b", broker_url, "revoke", *args])
-
-    return invoke
+    return partial(bulltask, "revoke")
 
 
-def test_jobs_of_any_queue_are_found_and_revoked(app: App, revoke: Revoke) -> None:
+def test_jobs_of_any_queue_are_found_and_revoked(app: App, revoke: Run) -> None:
     ids = [app.queue(name).add("n").id for name in ("mail", "reports", "mail")]
     done = revoke(*ids)
     assert (done.exit_code, done.output) == (
@@ -41,7 +34,7 @@ def test_jobs_of_any_queue_are_found_and_revoked(app: App, revoke: Revoke) -> No
     assert (again.exit_code, again.output) == (0, f"{ids[0]}  finished: the job had already finished\n")
 
 
-def test_a_running_job_continues_unless_terminate_is_set(app: App, revoke: Revoke) -> None:
+def test_a_running_job_continues_unless_terminate_is_set(app: App, revoke: Run) -> None:
     queue = app.queue("mail")
     job = queue.add("n")
     queue.get_next_job("t")
@@ -52,7 +45,7 @@ def test_a_running_job_continues_unless_terminate_is_set(app: App, revoke: Revok
     assert (terminated.exit_code, terminated.output) == (0, f"{job.id}  terminating: the job's worker will cancel it\n")
 
 
-def test_unknown_ids_do_not_prevent_others_from_being_revoked(app: App, revoke: Revoke) -> None:
+def test_unknown_ids_do_not_prevent_others_from_being_revoked(app: App, revoke: Run) -> None:
     job = app.queue("mail").add("n")
     done = revoke("gone", job.id)
     assert done.exit_code == 4
@@ -63,7 +56,7 @@ def test_unknown_ids_do_not_prevent_others_from_being_revoked(app: App, revoke: 
     assert revoke("--queue", "mail", "gone").exit_code == 4
 
 
-def test_the_next_job_of_a_scheduler_is_rejected_and_other_jobs_are_revoked(app: App, revoke: Revoke) -> None:
+def test_the_next_job_of_a_scheduler_is_rejected_and_other_jobs_are_revoked(app: App, revoke: Run) -> None:
     queue = app.queue("mail")
     queue.schedulers.upsert("hourly", name="tick", every=3600)
     (tick,) = queue.get_jobs(["waiting", "delayed"])
@@ -74,7 +67,7 @@ def test_the_next_job_of_a_scheduler_is_rejected_and_other_jobs_are_revoked(app:
     assert f"{job.id}  revoked" in done.output
 
 
-def test_revoke_needs_the_queue_if_several_queues_have_the_id(app: App, revoke: Revoke) -> None:
+def test_revoke_needs_the_queue_if_several_queues_have_the_id(app: App, revoke: Run) -> None:
     for name in ("mail", "reports"):
         app.queue(name).add("n", job_id="same")
     ambiguous = revoke("same")
@@ -85,7 +78,7 @@ def test_revoke_needs_the_queue_if_several_queues_have_the_id(app: App, revoke: 
     assert app.queue("mail").get_job_state("same") == "waiting"
 
 
-def test_a_missing_id_or_server_is_an_error(revoke: Revoke) -> None:
+def test_a_missing_id_or_server_is_an_error(revoke: Run) -> None:
     assert revoke().exit_code == 2
     unreachable = CliRunner().invoke(main, ["revoke", "-b", "redis://127.0.0.1:1/0", "-Q", "mail", "x"])
     assert unreachable.exit_code == 1
