@@ -32,9 +32,10 @@ def main() -> int:
         ratios: dict[tuple[str, str], list[float]] = {}
         for number in range(options.rounds):
             trees = [ROOT, base] if number % 2 else [base, ROOT]
-            measured = {tree: _measure(tree, file, options.jobs) for tree in trees}
-            for measure, figure in FIGURES.items():
-                for name in FRAMEWORKS:
+            measured = {tree: _measure(tree, file, options) for tree in trees}
+            for measure in options.measure:
+                figure = FIGURES[measure]
+                for name in options.only:
                     before, after = (measured[tree][measure][name].get(figure) for tree in (base, ROOT))
                     if before and after:
                         ratio = before / after if measure == "latency" else after / before
@@ -51,8 +52,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument("base", help="the commit to compare with")
     parser.add_argument("--rounds", type=int, default=5, help="number of rounds (5)")
     parser.add_argument("--jobs", type=int, default=20_000, help="number of jobs in a backlog (20000)")
+    parser.add_argument("--measure", type=_names, default=tuple(FIGURES), help=f"of {','.join(FIGURES)} (all)")
+    parser.add_argument("--only", type=_names, default=FRAMEWORKS, help=f"of {','.join(FRAMEWORKS)} (both)")
     parser.add_argument("--accept", type=float, default=0.98, help="smallest accepted median (0.98)")
     return parser.parse_args()
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
 
 
 @contextmanager
@@ -68,9 +75,9 @@ def _checkout(commit: str) -> Iterator[Path]:
             subprocess.run(["git", "worktree", "remove", "--force", tree], cwd=ROOT, check=True)
 
 
-def _measure(tree: Path, file: Path, jobs: int) -> dict[str, dict[str, dict[str, Any]]]:
-    arguments = ["--rounds", "1", "--jobs", str(jobs), "--only", ",".join(FRAMEWORKS), "--json", str(file)]
-    command = [sys.executable, "-m", "benchmarks.run", *arguments, "--measure", ",".join(FIGURES)]
+def _measure(tree: Path, file: Path, options: argparse.Namespace) -> dict[str, dict[str, dict[str, Any]]]:
+    arguments = ["--rounds", "1", "--jobs", str(options.jobs), "--only", ",".join(options.only), "--json", str(file)]
+    command = [sys.executable, "-m", "benchmarks.run", *arguments, "--measure", ",".join(options.measure)]
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{tree}: the benchmark failed:\n{done.stdout}\n{done.stderr}")
