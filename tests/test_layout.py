@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import bulltask
-from tools.house import FORWARDING_LINES, imported
+from tools.house import FORWARDING_LINES, imported, tuple_assignments
 
 ROOT = Path(__file__).parent.parent
 
@@ -147,6 +147,10 @@ def upward(room: str, source: str) -> set[str]:
 def is_module(name: str) -> bool:
     path = ROOT / name.replace(".", "/")
     return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def test_each_attribute_is_assigned_by_a_statement_of_its_own() -> None:
+    assert [relative_name(path) for path in package_files() if tuple_assignments(path)] == []
 
 
 def test_the_package_has_seventeen_rooms_in_at_most_twelve_layers() -> None:

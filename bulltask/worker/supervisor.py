@@ -259,8 +259,9 @@ class BurstCheck:
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Check the children and the queues."""
-        last, self._idle_slots = self._idle_slots, self._pool.idle_slots()
-        before = self._idle_slots
+        last = self._idle_slots
+        before = self._pool.idle_slots()
+        self._idle_slots = before
         if not before or before != last or self._backoff.is_active or self._pool.is_paused:
             return
         try:
