@@ -299,17 +299,11 @@ def registered_queues(prefix: str, at_least: float = inf) -> Operation[dict[str,
     cursor = ""
     with suppress(BrokerAuthError):
         while cursor != "0" and len(names) < at_least:
-            cursor, page = yield from execute(_scan_registry(prefix, cursor or "0"))
+            scan = command("ZSCAN", known_queues(prefix), cursor or "0", "COUNT", _MAX_READ, parse_reply=_scanned)
+            cursor, page = yield from execute(scan)
             names |= page
     return names
 
 
-def _scan_registry(prefix: str, cursor: str) -> Call[tuple[str, dict[str, int]]]:
-    """Return the call that reads a part of the registry: the next cursor (``0`` at the end), and when each queue was
-    last used, by the queues' names in BullMQ. The same name may come twice.
-    """
-
-    def parse_reply(reply: Any) -> tuple[str, dict[str, int]]:
-        return text(reply[0]), {name: int(float(at_ms)) for name, at_ms in texts_by_name(reply[1]).items()}
-
-    return command("ZSCAN", known_queues(prefix), cursor, "COUNT", _MAX_READ, parse_reply=parse_reply)
+def _scanned(reply: Any) -> tuple[str, dict[str, int]]:
+    return text(reply[0]), {name: int(float(at_ms)) for name, at_ms in texts_by_name(reply[1]).items()}

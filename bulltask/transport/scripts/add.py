@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from itertools import groupby, islice
 from typing import Any, Final, Literal, cast
 
@@ -73,13 +72,13 @@ def add_job(keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
     """
     options = job.options
     if job.has_children:
-        script, script_keys = "addParentJob", _parent_keys(keys)
+        script = "addParentJob"
     elif options.delay_at(now_ms) > 0:
-        script, script_keys = "addDelayedJob", _delayed_keys(keys)
+        script = "addDelayedJob"
     elif options.priority > 0:
-        script, script_keys = "addPrioritizedJob", _prioritized_keys(keys)
+        script = "addPrioritizedJob"
     else:
-        script, script_keys = "addStandardJob", _standard_keys(keys)
+        script = "addStandardJob"
     # A missing parent, scheduler or deduplication id must be nil: for "" the scripts would create a set of that name,
     # or report a missing parent.
     parent, dedup = job.parent, options.deduplication_id
@@ -94,24 +93,31 @@ def add_job(keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
         None,
         None if dedup is None else keys.deduplication(dedup),
     ]
-    return _add(script, script_keys, keys, head, job.data, _pack_options(job, now_ms))
+    return _add(script, keys, head, job.data, _pack_options(job, now_ms))
 
 
 def add_repeated_job(keys: QueueKeys, job: RepeatedJob, now_ms: int) -> Call[str]:
     """Add the next iteration of a repeatable job, with the script that BullMQ would choose and unchanged options."""
     if job.options.get("delay"):
-        script, script_keys = "addDelayedJob", _delayed_keys(keys)
+        script = "addDelayedJob"
     elif job.options.get("priority"):
-        script, script_keys = "addPrioritizedJob", _prioritized_keys(keys)
+        script = "addPrioritizedJob"
     else:
-        script, script_keys = "addStandardJob", _standard_keys(keys)
+        script = "addStandardJob"
     head = [keys.base, job.id, job.name, now_ms, None, None, None, job.key, None]
-    return _add(script, script_keys, keys, head, job.data, to_msgpack(job.options))
+    return _add(script, keys, head, job.data, to_msgpack(job.options))
 
 
-def _add(
-    script: str, script_keys: tuple[str, ...], keys: QueueKeys, head: list[Any], data: bytes, options: bytes
-) -> Call[str]:
+_KEYS: Final = {
+    "addDelayedJob": "marker meta id delayed completed events",
+    "addParentJob": "meta id delayed waiting_children completed events",
+    "addPrioritizedJob": "marker meta id prioritized delayed completed active events pc",
+    "addStandardJob": "wait paused meta id completed delayed active events marker",
+}
+"""The keys of each script."""
+
+
+def _add(script: str, keys: QueueKeys, head: list[Any], data: bytes, options: bytes) -> Call[str]:
     job_id: str = head[1]
 
     def parse_reply(reply: Any) -> str:
@@ -120,7 +126,7 @@ def _add(
 
     is_deduplicated = head[-1] is not None
     add = wrappers.with_guard(script, "deduplicationGuard") if is_deduplicated else loader.official_script(script)
-    return script_call(add, script_keys, (msgpack.packb(head), data, options), parse_reply)
+    return script_call(add, named_keys(keys, _KEYS[script]), (msgpack.packb(head), data, options), parse_reply)
 
 
 def _pack_options(job: NewJob, now_ms: int) -> bytes:
@@ -139,33 +145,6 @@ def _pack_options(job: NewJob, now_ms: int) -> bytes:
         object.__setattr__(job.options, "packed", packed)
     _, plain, with_id = packed
     return with_id + msgpack.packb(job.id) if job.has_custom_id else plain
-
-
-@lru_cache(maxsize=500)
-def _standard_keys(keys: QueueKeys) -> tuple[str, ...]:
-    return (
-        keys.wait,
-        keys.paused,
-        keys.meta,
-        keys.id,
-        keys.completed,
-        keys.delayed,
-        keys.active,
-        keys.events,
-        keys.marker,
-    )
-
-
-def _delayed_keys(keys: QueueKeys) -> tuple[str, ...]:
-    return (keys.marker, keys.meta, keys.id, keys.delayed, keys.completed, keys.events)
-
-
-def _prioritized_keys(keys: QueueKeys) -> tuple[str, ...]:
-    return named_keys(keys, "marker meta id prioritized delayed completed active events pc")
-
-
-def _parent_keys(keys: QueueKeys) -> tuple[str, ...]:
-    return (keys.meta, keys.id, keys.delayed, keys.waiting_children, keys.completed, keys.events)
 
 
 AddedJob = tuple[str, str, bytes, bytes, bytes]

@@ -103,19 +103,7 @@ class FetchOptions:
 
 def move_to_active(keys: QueueKeys, options: FetchOptions, now_ms: int) -> Call[Fetched]:
     """``moveToActive``: promote delayed jobs that are due, then acquire the next job."""
-    script_keys = (
-        keys.wait,
-        keys.active,
-        keys.prioritized,
-        keys.events,
-        keys.stalled,
-        keys.limiter,
-        keys.delayed,
-        keys.paused,
-        keys.meta,
-        keys.pc,
-        keys.marker,
-    )
+    script_keys = named_keys(keys, "wait active prioritized events stalled limiter delayed paused meta pc marker")
     limiter = None if options.limiter is None else tuple(options.limiter.items())
     packed = _pack_fetch(options.token, options.lock_ms, options.worker, limiter)
     return script_call(
