@@ -27,10 +27,7 @@ from bulltask.queue.control import Answers
 __all__ = ["control", "inspect"]
 
 
-_WITH_VALUE: Final = (
-    *("-d", "--destination", "-t", "--timeout", "-A", "--app", "-b", "--broker"),
-    *("--config", "--prefix"),
-)
+_WITH_VALUE: Final = "-d --destination -t --timeout -A --app -b --broker --config --prefix".split()
 
 
 class OrderGroup(HintGroup):
@@ -66,6 +63,7 @@ def order_options(function: Callable[..., None]) -> Callable[..., None]:
         "-t",
         "--timeout",
         default="2s",
+        show_default=False,
         text="How long to wait for answers; then, the order is withdrawn (default: 2s).",
     )
     return destination(timeout(operator_options(function)))
@@ -143,15 +141,11 @@ _CELERY_ORDERS: Final = {
     "time_limit": "time-limit",
 }
 _REVOKE: Final = "use 'bulltask revoke', with --terminate for running jobs"
-_EVENTS: Final = "events are always on"
 _OTHER_ORDERS: Final = {
-    "disable_events": _EVENTS,
     "election": "workers need no leader",
-    "enable_events": _EVENTS,
     "heartbeat": "workers write their state every few seconds: 'bulltask workers' shows it",
-    "revoke": _REVOKE,
-    "revoke_by_stamped_headers": _REVOKE,
-    "terminate": _REVOKE,
+    **dict.fromkeys(("disable_events", "enable_events"), "events are always on"),
+    **dict.fromkeys(("revoke", "revoke_by_stamped_headers", "terminate"), _REVOKE),
 }
 
 
@@ -309,9 +303,7 @@ _CELERY_QUESTIONS: Final = {"active_queues": "queues", "registered_tasks": "regi
 _STACKS: Final = "kill -USR1 logs what a worker is doing; use memray for its memory"
 _OTHER_QUESTIONS: Final = {
     "clock": "workers need no logical clock",
-    "memdump": _STACKS,
-    "memsample": _STACKS,
-    "objgraph": _STACKS,
+    **dict.fromkeys(("memdump", "memsample", "objgraph"), _STACKS),
     "query_task": "use 'bulltask job show'",
     "report": "use 'bulltask report'",
     "revoked": "a revoked job has failed: use 'bulltask job show'",

@@ -32,37 +32,31 @@ CELERY_COMMANDS: Final = {
 }
 """What to use instead of those of Celery's commands that have another name in bulltask, or none."""
 
-_LOGS = "log lines are written to stderr; redirect it, or read it with systemd or the container engine"
-_SERVICE = "use a service manager, such as systemd, or a container"
-_SILENT = "workers do not talk to each other, so there is nothing to switch off"
-
 CELERY_OPTIONS: Final = {
-    "-B": "every worker runs the schedules in beat_schedule; there is no beat process",
-    "-D": _SERVICE,
-    "-E": "events are always on",
     "-O": "bulltask has only one scheduling strategy, which is fair",
-    "-S": "schedules are in Redis; 'bulltask schedule list' shows them",
-    "-s": "schedules are in Redis; 'bulltask schedule list' shows them",
-    "-f": _LOGS,
-    "--beat": "every worker runs the schedules in beat_schedule; there is no beat process",
     "--camera": "'bulltask pipeline' records events in tables",
-    "--detach": _SERVICE,
     "--dump": "'bulltask events' prints them",
-    "--gid": _SERVICE,
-    "--logfile": _LOGS,
-    "--pidfile": _SERVICE,
     "--prefetch-multiplier": "use the setting worker_prefetch",
     "--purge": "use 'bulltask queue drain QUEUE' before you start the worker",
     "--result-backend": "results are stored in the Redis server of -b",
-    "--schedule": "schedules are in Redis; 'bulltask schedule list' shows them",
-    "--scheduler": "schedules are in Redis; 'bulltask schedule list' shows them",
     "--statedb": "revocations are stored in Redis",
-    "--task-events": "events are always on",
-    "--uid": _SERVICE,
-    "--umask": _SERVICE,
-    "--without-gossip": _SILENT,
-    "--without-heartbeat": _SILENT,
-    "--without-mingle": _SILENT,
+    **dict.fromkeys(("-B", "--beat"), "every worker runs the schedules in beat_schedule; there is no beat process"),
+    **dict.fromkeys(
+        ("-S", "-s", "--schedule", "--scheduler"), "schedules are in Redis; 'bulltask schedule list' shows them"
+    ),
+    **dict.fromkeys(("-E", "--task-events"), "events are always on"),
+    **dict.fromkeys(
+        ("-f", "--logfile"),
+        "log lines are written to stderr; redirect it, or read it with systemd or the container engine",
+    ),
+    **dict.fromkeys(
+        ("-D", "--detach", "--gid", "--pidfile", "--uid", "--umask"),
+        "use a service manager, such as systemd, or a container",
+    ),
+    **dict.fromkeys(
+        ("--without-gossip", "--without-heartbeat", "--without-mingle"),
+        "workers do not talk to each other, so there is nothing to switch off",
+    ),
 }
 """What to use instead of Celery's options that bulltask does not have."""
 

@@ -138,9 +138,9 @@ def redis_options(function: F) -> F:
     )
 
 
-def duration_option(*names: str, text: str, default: str | None = None) -> Callable[[F], F]:
+def duration_option(*names: str, text: str, default: str | None = None, show_default: bool = True) -> Callable[[F], F]:
     """Add an option with a duration; its argument is ``None``, or seconds."""
-    return click.option(*names, type=seconds, default=default, metavar="DURATION", help=text)
+    return click.option(*names, type=seconds, default=default, show_default=show_default, metavar="DURATION", help=text)
 
 
 def json_argument(text: str | None, option: str, default: Any) -> Any:

@@ -147,22 +147,12 @@ def _to_json(app: App, fleet: Fleet, tasks: _Names, now_ms: int) -> dict[str, An
 def _worker_json(worker_id: str, state: WorkerState | None, queues: Sequence[str], tasks: _Names) -> dict[str, Any]:
     if state is None or state.is_short:
         return {"id": worker_id, "state": "unknown", "queues": list(queues)}
+    stored = state.to_dict()
     return {
-        "id": worker_id,
-        "state": state.state,
-        "queues": list(state.queues),
-        "cancelled": list(state.cancelled),
-        "host": state.host,
-        "pid": state.pid,
-        "app": state.app,
-        "version": state.version,
-        "python": state.python,
+        **{name: stored[name] for name in "id state queues cancelled host pid app version python".split()},
         "started_at": iso(state.started_ms),
         "seen_at": iso(state.at_ms),
-        "concurrency": state.concurrency,
-        "slots": state.slots,
-        "busy": state.busy,
-        "permits": state.permits,
+        **{name: stored[name] for name in "concurrency slots busy permits".split()},
         "children": [
             {
                 "pid": child.pid,
@@ -181,10 +171,7 @@ def _worker_json(worker_id: str, state: WorkerState | None, queues: Sequence[str
             }
             for child in state.children
         ],
-        "jobs_left_out": state.jobs_left_out,
-        "tasks": list(state.tasks),
-        "tasks_left_out": state.tasks_left_out,
-        "rate_limits": dict(state.rate_limits),
+        **{name: stored[name] for name in "jobs_left_out tasks tasks_left_out rate_limits".split()},
         "limiter": {
             queue: {"max": limit.get("max"), "duration": limit.get("duration_ms", 0) / 1000}
             for queue, limit in state.limiter.items()

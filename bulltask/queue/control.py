@@ -101,7 +101,7 @@ class Conversation:
                         concerned[worker_id] = homes[worker_id]
         if self._wanted is None:
             homes = concerned or homes
-        if self._wanted is not None:
+        else:
             matching = {name: [known for known in homes if _matches(known, name)] for name in self._wanted}
             self.answers.unknown = [name for name, ids in matching.items() if not ids]
             homes = {worker_id: homes[worker_id] for ids in matching.values() for worker_id in ids}
@@ -205,10 +205,6 @@ class _Named:
             raise AttributeError(f"{self._place} has no {name!r}: {hint}", name=name, obj=self)
 
 
-_BY_ID: Final = "revoke jobs by their ids, revoke([id, …])"
-_EVENTS: Final = "events are always on; app.events(queue) reads them"
-
-
 class ControlBase(_Named):
     """What ``Control`` and ``AsyncControl`` share.
 
@@ -218,13 +214,13 @@ class ControlBase(_Named):
 
     _place = "app.control"
     _instead: ClassVar[Mapping[str, str]] = {
-        "cancel_tasks_by_headers": _BY_ID,
-        "disable_events": _EVENTS,
         "election": "workers need no leader",
-        "enable_events": _EVENTS,
         "heartbeat": "workers write their state every few seconds",
-        "revoke_by_stamped_headers": _BY_ID,
-        "terminate_by_stamped_headers": _BY_ID,
+        **dict.fromkeys(
+            ("cancel_tasks_by_headers", "revoke_by_stamped_headers", "terminate_by_stamped_headers"),
+            "revoke jobs by their ids, revoke([id, …])",
+        ),
+        **dict.fromkeys(("disable_events", "enable_events"), "events are always on; app.events(queue) reads them"),
     }
 
     def __init__(self, app: ControlledApp) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from bulltask.cli.options import json_option, lake_option, moment, redis_options, seconds
+from bulltask.cli.options import duration_option, json_option, lake_option, moment, redis_options
 from bulltask.cli.pipeline import (
     EXIT_LOST,
     EXIT_LOST_FAIL,
@@ -71,9 +71,7 @@ _TRACEBACK: Final = "Traceback (most recent call last):"
     show_default=True,
     help="If events were trimmed before they were read: record a gap and continue, or fail.",
 )
-@click.option(
-    "--trigger", type=seconds, metavar="DURATION", default="10s", show_default=True, help="Interval between batches."
-)
+@duration_option("--trigger", default="10s", text="Interval between batches.")
 @click.option(
     "--starting",
     type=click.Choice(["earliest", "latest"]),
@@ -81,13 +79,10 @@ _TRACEBACK: Final = "Traceback (most recent call last):"
     show_default=True,
     help="Where to begin if the lake is empty: at the oldest event in Redis, or at the next new event.",
 )
-@click.option(
+@duration_option(
     "--open-job-timeout",
-    type=seconds,
-    metavar="DURATION",
     default="7d",
-    show_default=True,
-    help="Time without events after which an unfinished job is written with its last state.",
+    text="Time without events after which an unfinished job is written with its last state.",
 )
 @click.option(
     "--max-events-per-trigger",
@@ -330,24 +325,16 @@ class Requirement:
 
 @click.command("doctor", short_help="Check the installation and the retention of event streams.")
 @source_options
-@click.option(
-    "--trigger", type=seconds, metavar="DURATION", default="10s", show_default=True, help="Interval between batches."
-)
-@click.option(
+@duration_option("--trigger", default="10s", text="Interval between batches.")
+@duration_option(
     "--batch-duration",
-    type=seconds,
-    metavar="DURATION",
     default="5s",
-    show_default=True,
-    help="Duration of a batch.",
+    text="Duration of a batch.",
 )
-@click.option(
+@duration_option(
     "--outage",
-    type=seconds,
-    metavar="DURATION",
     default="0s",
-    show_default=True,
-    help="Longest pipeline downtime that must not cause a loss of events.",
+    text="Longest pipeline downtime that must not cause a loss of events.",
 )
 @click.option(
     "--sizes", "show_sizes", is_flag=True, help="Print the recommended stream lengths for typical loads, and exit."
@@ -709,12 +696,11 @@ def enqueue_command(
 @redis_options
 @click.option("--queue", required=True, help="Queue of the jobs.")
 @click.option("--out", required=True, metavar="DIR", help="Directory for the Parquet files; must not exist.")
-@click.option(
+@duration_option(
     "--wait",
-    type=seconds,
     default="0",
-    metavar="DURATION",
-    help="How long to wait for unfinished jobs (default: do not wait).",
+    show_default=False,
+    text="How long to wait for unfinished jobs (default: do not wait).",
 )
 @spark_options
 @click.pass_context

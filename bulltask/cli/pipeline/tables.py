@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from bulltask.cli.options import day, days, json_option, lake_option, moment, seconds
+from bulltask.cli.options import day, days, duration_option, json_option, lake_option, moment
 from bulltask.cli.pipeline import EXIT_LOST, open_session, spark_options
 from bulltask.cli.terminal import as_table, echo
 from bulltask.config.parsers import parse_names
@@ -44,13 +44,10 @@ __all__ = ["build_command", "compact_command", "expire_command", "gaps_command",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="TOML file with objectives (SLOs), prices and capacities (gold only).",
 )
-@click.option(
+@duration_option(
     "--open-job-timeout",
-    type=seconds,
-    metavar="DURATION",
     default="7d",
-    show_default=True,
-    help="The same value as for 'run' (silver only).",
+    text="The same value as for 'run' (silver only).",
 )
 @spark_options
 def build_command(
@@ -273,13 +270,10 @@ _BY_SUFFIX: Final[Mapping[str, str]] = {".html": "html", ".md": "md", ".json": "
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write, or - for standard output."
 )
-@click.option(
+@duration_option(
     "--max-wait",
-    type=seconds,
-    metavar="DURATION",
     default="2s",
-    show_default=True,
-    help="Capacity target: how long an attempt may wait for a worker.",
+    text="Capacity target: how long an attempt may wait for a worker.",
 )
 @click.option(
     "--target",
