@@ -11,6 +11,7 @@ import os
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NotFoundError",
+    "existing_keys",
     "existing_queue",
     "import_tasks",
     "load_app",
@@ -115,17 +117,21 @@ def existing_queue(app: App, name: str) -> Queue:
     keys = queue.context.keys
     tagged = not config.queue_hash_tag
     other = QueueKeys(config.prefix, bullmq_name(name, hash_tag=tagged))
-    # Each key by itself: in a cluster, those of a queue without a hash tag are on several nodes.
-    calls = [command("EXISTS", key, parse_reply=bool) for key in (*_keys_of(keys), *_keys_of(other))]
-    with app._broker.pool.client() as client:
-        found = client.run_many(calls)
-    exists, other_exists = any(found[: len(found) // 2]), any(found[len(found) // 2 :])
-    if exists:
+    found = existing_keys(app, {key: its.name for its in (keys, other) for key in _keys_of(its)})
+    if keys.name in found:
         return queue
     where = f"no queue {keys.name!r} in Redis at {app._broker.endpoint.safe_url} with prefix {config.prefix!r}"
-    if other_exists:
+    if found:
         where += f", but {other.name!r} exists: use {'--queue-hash-tag' if tagged else '--no-queue-hash-tag'}"
     raise NotFoundError(safe(where))
+
+
+def existing_keys(app: App, keys: Mapping[str, str]) -> list[str]:
+    """Return the names in ``keys`` of those keys that exist."""
+    # Each key by itself: in a cluster, those of a queue without a hash tag are on several nodes.
+    calls = [command("EXISTS", key, parse_reply=bool) for key in keys]
+    found = app._broker.pool.run_many(calls) if calls else []
+    return list(compress(keys.values(), found))
 
 
 def _keys_of(keys: QueueKeys) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import click
 
 from bulltask.app import App
-from bulltask.cli.app_loader import NotFoundError, existing_queue, load_app_or_broker
+from bulltask.cli.app_loader import NotFoundError, existing_keys, existing_queue, load_app_or_broker
 from bulltask.cli.groups import HintGroup
 from bulltask.cli.options import ExitCode, job_lake_option, job_queue_option, operator_options
 from bulltask.cli.terminal import (
@@ -47,7 +47,7 @@ from bulltask.queue.flows import FlowNode
 from bulltask.queue.overview import find_queues
 from bulltask.queue.reasons import Explanation, Reason
 from bulltask.transport.broker import scan_up_to
-from bulltask.transport.call import Call, QueueKeys, command
+from bulltask.transport.call import QueueKeys
 from bulltask.transport.scripts.job import job_fields
 from bulltask.transport.scripts.move import CRASHES
 from bulltask.transport.scripts.queue import scan_queues
@@ -178,8 +178,7 @@ def _in_redis(app: App, job_id: str, queue: str | None, lake: Path | None) -> _F
         if found is None:
             return None
         logs = found.get_logs(0, MAX_LOG_LINES - 1, asc=False)
-        with app._broker.pool.client() as client:
-            (crashes,) = client.run(job_fields(app._broker.keys(found.queue), found.id, [CRASHES]))
+        (crashes,) = app._broker.pool.run(job_fields(app._broker.keys(found.queue), found.id, [CRASHES]))
         counted = int(crashes) if crashes is not None and crashes.isdigit() else 0
         children = {kind: number for kind, number in found.get_dependencies_count().items() if number}
         parent = _parent(app, found)
@@ -452,26 +451,20 @@ def ambiguous(app: App, job_id: str, queues: Iterable[str]) -> click.UsageError:
     config = app._config
     with app._broker.pool.client() as client:
         known = find_queues(client, config.prefix, scan=False).names
-        untagged = sorted({*known} - {app._broker.keys(name).name for name in _app_names(known, config)})
-        calls: list[Call[object]] = [command("EXISTS", QueueKeys(config.prefix, name).job(job_id)) for name in untagged]
-        exists = client.run_many(calls) if calls else []
-    found = [f"{name} (--no-queue-hash-tag)" for name, is_there in zip(untagged, exists, strict=True) if is_there]
-    names = ", ".join(map(in_one_line, [*queues, *found]))  # any client with access to Redis may have chosen them
+    untagged = sorted({*known} - {app._broker.keys(name).name for name in _app_names(known, config)})
+    found = existing_keys(app, {QueueKeys(config.prefix, name).job(job_id): name for name in untagged})
+    others = [f"{name} (--no-queue-hash-tag)" for name in found]
+    names = ", ".join(map(in_one_line, [*queues, *others]))  # any client with access to Redis may have chosen them
     return click.UsageError(f"several queues have a job {job_id!r}: {names}; choose one with --queue")
 
 
-def queues_with_job(app: App, job_id: str, known: Collection[str] = ()) -> list[str]:
-    """Return the queues that have a job with this id.
+def queues_with_job(app: App, job_id: str, known: Collection[str] = ()) -> tuple[list[str], set[str]]:
+    """Return the queues that have a job with this id; if none has, also the names in BullMQ of all queues.
 
     The known queues are searched first: ``known``, the app's, and those that bulltask has used or that workers process.
     If none of them has the job, the names of further queues are read with ``SCAN``, from up to a million keys on each
     server.
     """
-    return _search(app, job_id, known)[0]
-
-
-def _search(app: App, job_id: str, known: Collection[str]) -> tuple[list[str], set[str]]:
-    """Return the queues that have a job with this id; if none has, also the names in BullMQ of all queues."""
     config = app._config
     named = [config.default_queue, *known, *(task._options.queue or "" for task in app.tasks.values())]
     with app._broker.pool.client() as client:
@@ -503,20 +496,16 @@ def queue_of_job(app: App, job_id: str, queue: str | None = None, known: Collect
     if queue:
         names, others = _with_job(app, job_id, [queue]), {bullmq_name(queue, hash_tag=with_tag)}
     else:
-        names, in_redis = _search(app, job_id, known)
+        names, in_redis = queues_with_job(app, job_id, known)
         others = in_redis - {bullmq_name(name, hash_tag=not with_tag) for name in _app_names(in_redis, config)}
     if len(names) > 1:
         raise ambiguous(app, job_id, names)
     if names:
         return names[0]
-    calls = [command("EXISTS", QueueKeys(config.prefix, name).job(job_id), parse_reply=bool) for name in others]
-    with app._broker.pool.client() as client:
-        exists = client.run_many(calls) if calls else []
-    for other, is_there in zip(others, exists, strict=True):
-        if is_there:
-            option = "--queue-hash-tag" if with_tag else "--no-queue-hash-tag"
-            raise NotFoundError(safe(f"job {job_id!r} is in queue {other!r}: use {option}"))
-    if queue and (names := queues_with_job(app, job_id, known)):
+    if found := existing_keys(app, {QueueKeys(config.prefix, name).job(job_id): name for name in others}):
+        option = "--queue-hash-tag" if with_tag else "--no-queue-hash-tag"
+        raise NotFoundError(safe(f"job {job_id!r} is in queue {found[0]!r}: use {option}"))
+    if queue and (names := queues_with_job(app, job_id, known)[0]):
         raise NotFoundError(safe(f"job {job_id!r} is not in queue {queue}, but in {', '.join(names)}: use --queue"))
     return None
 
@@ -535,10 +524,7 @@ def known_queues(app: App) -> list[str]:
 
 
 def _with_job(app: App, job_id: str, queues: list[str]) -> list[str]:
-    calls = [command("EXISTS", app._broker.keys(queue).job(job_id), parse_reply=bool) for queue in queues]
-    with app._broker.pool.client() as client:
-        found = client.run_many(calls) if calls else []
-    return [queue for queue, exists in zip(queues, found, strict=True) if exists]
+    return existing_keys(app, {app._broker.keys(queue).job(job_id): queue for queue in queues})
 
 
 def _app_names(bullmq_names: Iterable[str], config: Config) -> list[str]:

@@ -65,7 +65,7 @@ def why(ctx: click.Context, /, *, job_id: str | None, queue: str | None, as_json
 
 def _queue_of(app: App, job_id: str) -> str:
     """Return the queue that has the job, or a trace of it; the app's default queue if none has."""
-    names = queues_with_job(app, job_id)
+    names = queues_with_job(app, job_id)[0]
     if not names:  # its hash may be gone, or the id is a deduplication id
         known = [(queue, app._broker.keys(queue)) for queue in known_queues(app)[:_MAX_QUEUES]]
         with app._broker.pool.client() as client:
