@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import click
 
+from bulltask.jobs.clock import moment_of
 from bulltask.lake.formatting import CONTROL, json_text, one_line
 
 __all__ = [
@@ -100,10 +101,7 @@ def in_one_line(text: str, max_chars: int = 255) -> str:
 
 def time_of(ms: int | None) -> datetime | None:
     """Return a time in epoch milliseconds as a ``datetime``; ``None`` if it is missing, 0 or out of range."""
-    try:
-        return datetime.fromtimestamp(ms / 1000, UTC) if ms else None
-    except (OverflowError, ValueError, OSError):  # a hash may contain any value
-        return None
+    return moment_of(ms or None)
 
 
 def iso(ms: int | None) -> str | None:

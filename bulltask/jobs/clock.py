@@ -26,6 +26,7 @@ __all__ = [
     "Duration",
     "LoopTimer",
     "ServerClock",
+    "moment_of",
     "mono_ms",
     "mono_s",
     "sleep",
@@ -108,6 +109,14 @@ def to_epoch_ms(moment: datetime, name: str = "eta") -> int:
         raise ConfigError(f"{name} must be a datetime, not {moment!r:.200}")
     aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
     return round(aware.timestamp() * 1000)
+
+
+def moment_of(epoch_ms: float | None) -> datetime | None:
+    """Return a time of a job; ``None`` if it is missing or out of range, as any client may have written any number."""
+    try:
+        return None if epoch_ms is None else datetime.fromtimestamp(epoch_ms / 1000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return None
 
 
 def zone_of(name: str, what: str = "timezone") -> tzinfo:

@@ -8,15 +8,15 @@ snapshot is read again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from math import inf, isfinite
 from shlex import quote
 from typing import Any, Final, Literal, TypeVar
 
 from bulltask.jobs import codec
-from bulltask.jobs.clock import wall_ms
+from bulltask.jobs.clock import moment_of, wall_ms
 from bulltask.jobs.codec import field_number, number
 from bulltask.jobs.errors import (
     BrokerAuthError,
@@ -178,6 +178,12 @@ _FIELDS: Final = (
 )
 _NOT_REGISTERED: Final = "is not registered in app"
 _LOCKS: Final = {"expired": " (lock expired)", "worker gone": " (its worker is gone)"}
+_OWNERS: Final = {
+    "unfinished": "",
+    "finished": ", which has finished",
+    "gone": ", whose hash is gone: senders other than bulltask add no job with this id any more",
+}
+"""What is said of the job that a deduplication id belongs to."""
 _OUTAGE: Final = (BrokerUnavailableError, BrokerNotReadyError)
 
 
@@ -240,12 +246,9 @@ class Explanation:
 
 def explain_job(context: QueueContext, job_id: str) -> Operation[Explanation]:
     """Read why a job does not run; an unknown job has the state ``unknown``."""
-    view = _View(context, job_id)
-    for _ in range(_READS - 1):
-        if (yield from view.read()):
-            return view.explanation()
-        view = _View(context, job_id)
-    yield from view.read()
+    view, reads = _View(context, job_id), 1
+    while not (yield from view.read()) and reads < _READS:
+        view, reads = _View(context, job_id), reads + 1
     return view.explanation()
 
 
@@ -616,7 +619,7 @@ class _View:
     ) -> None:
         seconds = at = None
         if in_ms is not None and isfinite(in_ms):  # the score of a job may be any number
-            seconds, at = max(0.0, in_ms) / 1000, _moment(self._now_ms + max(0.0, in_ms))
+            seconds, at = max(0.0, in_ms) / 1000, moment_of(self._now_ms + max(0.0, in_ms))
         told: dict[str, Any] = {"code": code, "sentence": sentence, "evidence": evidence, "command": command_line}
         self._reasons.append(Reason(**told, certainty=certainty, expected_s=seconds, expected_at=at))
 
@@ -686,6 +689,11 @@ class _View:
         """The fields paused, concurrency, max, duration and version of the queue's hash."""
         return self._replies["meta"] or [None] * 5
 
+    @property
+    def _states(self) -> Collection[WorkerState]:
+        """The states of the queue's workers."""
+        return self._fleet.states.values()
+
     def _is_paused(self) -> bool:
         return self._meta[0] is not None
 
@@ -713,7 +721,7 @@ class _View:
     def _judge_pause(self) -> None:
         replies, queue = self._replies, self._queue
         wait, paused = replies.count("wait"), replies.count("paused")
-        evidence = {"meta.version": codec.decode_text(self._meta[4])}
+        evidence: dict[str, Any] = {"meta.version": codec.decode_text(self._meta[4])}
         resume = f"bulltask queue resume {quote(queue)}"
         if self._is_paused():
             note: Pause | None = replies["pause note"]
@@ -722,17 +730,9 @@ class _View:
                 note = None  # another client has resumed the queue, and paused it again
             since_ms, by = (since_ms, "") if note is None else (note.at_ms, f" by {note.by}")
             since = f" since {_at(since_ms)}" if since_ms else ""
-            self._add(
-                "paused",
-                f"Queue {queue} is paused{since}{by}: no worker acquires its jobs until it is resumed",
-                {
-                    **evidence,
-                    "meta.paused": codec.decode_text(self._meta[0]),
-                    "since": _iso(since_ms),
-                    "by": note and note.by,
-                },
-                resume,
-            )
+            sentence = f"Queue {queue} is paused{since}{by}: no worker acquires its jobs until it is resumed"
+            told = {"meta.paused": codec.decode_text(self._meta[0]), "since": _iso(since_ms), "by": note and note.by}
+            self._add("paused", sentence, evidence | told, resume)
         if paused and (wait or not self._is_paused()):
             self._add(
                 "paused-apart",
@@ -745,10 +745,19 @@ class _View:
 
     def _judge_workers(self, *, is_ready: bool) -> None:
         fleet = self._fleet
-        if fleet.states or fleet.unknown or fleet.silent:
-            self._judge_silence()
-            if not fleet.unknown:
-                self._judge_fleet(is_ready=is_ready)
+        if fleet.silent:
+            self._add(
+                "worker-silent",
+                f"The supervisor of {_listed(fleet.silent)} has not written its state for some time: it is stopped, "
+                "hangs, or is not permitted to; jobs may run, but their locks are not renewed",
+                {"workers": list(fleet.silent)},
+                "redis-cli CLIENT LIST",
+                "likely",
+            )
+        if fleet.states and not fleet.unknown:
+            self._judge_fleet(is_ready=is_ready)
+        elif fleet.states or fleet.unknown or fleet.silent:
+            return
         elif self._replies.sees("clients"):
             self._judge_absence(self._replies["clients"])
         elif "clients" not in self._replies.found:
@@ -763,10 +772,10 @@ class _View:
 
     def _judge_absence(self, rows: Sequence[ClientRow]) -> None:
         if others := _workers_of(rows, self._twin):
-            own, twin = self._keys.name, self._twin.name
-            what = f"The workers are connected to the queue {twin}, which is another queue than {own}"
-            start = f"BULLTASK_QUEUE_HASH_TAG={str(own.startswith('{')).lower()} {self._start_worker()}"
-            self._add_wrong_hash_tag(what, start, {"workers of the other": len(others)})
+            has_tag = str(self._keys.name.startswith("{")).lower()
+            start = f"BULLTASK_QUEUE_HASH_TAG={has_tag} {self._start_worker()}"
+            what = f"The workers are connected to the queue {self._twin.name}, which is another queue than "
+            self._add_wrong_hash_tag(f"{what}{self._keys.name}", start, {"workers of the other": len(others)})
             return
         names = sorted({queue_of_connection(row.name, self._keys.prefix)[0] for row in rows} - {""})
         only = f", only to {_listed([self._name_in_app(name) for name in names])}" if names else ""
@@ -790,23 +799,12 @@ class _View:
     def _start_worker(self) -> str:
         return f"bulltask worker -A APP -Q {quote(self._queue)}"
 
-    def _judge_silence(self) -> None:
-        if silent := self._fleet.silent:
-            self._add(
-                "worker-silent",
-                f"The supervisor of {_listed(silent)} has not written its state for some time: it is stopped, hangs, "
-                "or is not permitted to; jobs may run, but their locks are not renewed",
-                {"workers": list(silent)},
-                "redis-cli CLIENT LIST",
-                "likely",
-            )
-
     def _judge_fleet(self, *, is_ready: bool) -> None:
         """Name what keeps all workers of the queue from acquiring the job; several may have different causes."""
         causes = {worker: self._causes(state, is_ready=is_ready) for worker, state in self._fleet.states.items()}
-        if not causes or not all(causes.values()):
+        if not all(causes.values()):
             return
-        self._judge_stopped([(state, child) for state in self._fleet.states.values() for child in state.children])
+        self._judge_stopped([(state, child) for state in self._states for child in state.children])
         total = len(causes)
         queue, only = quote(self._queue), f" -d {quote(next(iter(causes)))}" if total == 1 else ""
         for code, what, command_line in (
@@ -854,10 +852,7 @@ class _View:
         return [code for code, it_does in holds.items() if it_does]
 
     def _shown_states(self, workers: Sequence[str]) -> dict[str, Any]:
-        names, states = (
-            ("id", "host", "pid", "state", "permits"),
-            map(self._fleet.states.__getitem__, workers[:_SAMPLE]),
-        )
+        names, states = "id host pid state permits".split(), map(self._fleet.states.get, workers[:_SAMPLE])
         return {"workers": [{name: getattr(state, name) for name in names} for state in states]}
 
     def _judge_stopped(self, children: Sequence[tuple[WorkerState, WorkerChild]]) -> None:
@@ -874,10 +869,9 @@ class _View:
 
     def _judge_busy(self, workers: Sequence[str]) -> None:
         states = [self._fleet.states[worker] for worker in workers]
-        jobs = sorted(
-            ((job, child.pid, state.id) for state in states for child in state.children for job in child.jobs),
-            key=lambda found: found[0].since_ms,
-        )
+        children = [(state, child) for state in states for child in state.children]
+        jobs = [(job, child.pid, state.id) for state, child in children for job in child.jobs]
+        jobs.sort(key=lambda found: found[0].since_ms)
         names = ", ".join(
             f"{job.id} of queue {job.queue} for {_seconds(self._now_ms - job.since_ms)}" for job, _, _ in jobs[:_SHOWN]
         )
@@ -886,9 +880,9 @@ class _View:
             {"id": job.id, "queue": job.queue, "since": _iso(job.since_ms), "worker": worker, "pid": pid}
             for job, pid, worker in jobs[:_SAMPLE]
         ]
-        children = sum(child.state == "run" for state in states for child in state.children)
         # A sync job keeps its child from using its other slots.
-        number, noun, nouns = (slots, "slot", "slots") if taken >= slots else (children, "child", "children")
+        running = sum(child.state == "run" for _, child in children)
+        number, noun, nouns = (slots, "slot", "slots") if taken >= slots else (running, "child", "children")
         every = f"its only {noun}" if number == 1 else f"all {number:,} {nouns}"
         self._add(
             "workers-busy",
@@ -899,10 +893,12 @@ class _View:
             "proved" if taken >= slots else "likely",
         )
 
-    def _add_wrong_hash_tag(self, what: str, command_line: str, evidence: Mapping[str, Any]) -> None:
+    def _add_wrong_hash_tag(self, what: str, command_line: str = "", evidence: Mapping[str, Any] | None = None) -> None:
         sentence = f"{what}: queue_hash_tag must be the same wherever jobs are sent and run"
+        why = f"bulltask why -Q {quote(self._queue)} {self._other_option()}"
+        found = {"waiting": self._replies.count("twin wait")} if evidence is None else evidence
         names = {"queue": self._keys.name, "other": self._twin.name}
-        self._add("wrong-hash-tag", sentence, {**names, **evidence}, command_line)
+        self._add("wrong-hash-tag", sentence, {**names, **found}, command_line or why)
 
     def _other_option(self) -> str:
         return "--queue-hash-tag" if self._twin.name.startswith("{") else "--no-queue-hash-tag"
@@ -916,80 +912,81 @@ class _View:
         if limit is not None and count < limit:
             return
         evidence = {"acquired": min(count, codec.MAX_SAFE_INTEGER), "max": limit, "ttl_ms": ttl_ms}
-        free = f"free in {_seconds(ttl_ms)}"
         certainty: Certainty = "proved"
         if limit is not None:
-            sentence = f"Queue {self._queue} has used up its rate limit of {_count(limit, 'job')}; it is {free}"
+            what = f"Queue {self._queue} has used up its rate limit of {_count(limit, 'job')}; it is free"
         elif count >= codec.MAX_SAFE_INTEGER:
-            sentence = f"rate_limit() has stopped queue {self._queue}; it is {free}"
+            what = f"rate_limit() has stopped queue {self._queue}; it is free"
         else:
             certainty = "cannot see"
-            sentence = (
-                f"Workers have acquired {_count(count, 'job')} of queue {self._queue} in the current period of their "
-                f"limiter, whose maximum is not in Redis; it ends in {_seconds(ttl_ms)}"
-            )
+            what = f"Workers have acquired {_count(count, 'job')} of queue {self._queue} in the current period of "
+            what += "their limiter, whose maximum is not in Redis; it ends"
         end = f"app.queue({self._queue!r}).remove_rate_limit_key()"
-        self._add("queue-rate-limit", sentence, evidence, end, certainty, in_ms=ttl_ms)
+        self._add("queue-rate-limit", f"{what} in {_seconds(ttl_ms)}", evidence, end, certainty, in_ms=ttl_ms)
 
     def _limit_of_workers(self) -> int | None:
         """Return the maximum of the workers' ``limiter``, infinity if none has one; ``None`` if it cannot be seen."""
-        fleet = self._fleet
-        if fleet.unknown or not fleet.states or any(state.is_short for state in fleet.states.values()):
+        if self._fleet.unknown or not self._states or any(state.is_short for state in self._states):
             return None
-        limits = [_number_in(state.limiter, self._queue, "max") for state in fleet.states.values()]
+        limits = [_number_in(state.limiter, self._queue, "max") for state in self._states]
         return max(codec.MAX_SAFE_INTEGER if limit is None else limit for limit in limits)
 
     def _judge_concurrency(self) -> None:
         if not self._is_maxed():
             return
-        concurrency, holders = _whole(self._meta[1]), self._active_jobs()
-        dead = [holder["id"] for holder in holders if holder["lock"] in {"expired", "worker gone"}]
-        names = ", ".join(f"job {it['id']}{_LOCKS.get(it['lock'], '')}" for it in holders[:_SHOWN])
-        more = f" and {len(holders) - _SHOWN} more" if len(holders) > _SHOWN else ""
+        concurrency, active, holders = _whole(self._meta[1]), self._replies.count("active"), self._active_jobs()
+        dead = sum(holder["lock"] in _LOCKS for holder in holders)
+        names = _listed([f"job {it['id']}{_LOCKS.get(it['lock'], '')}" for it in holders]) if holders else ""
         until = "a worker starts" if self._nobody_checks() else "a stalled check"
-        held = f"; {len(dead)} of them without a worker, until {until}" if dead else ""
+        held = f"; {dead} of them without a worker, until {until}" if dead else ""
         self._add(
             "global-concurrency",
             f"Queue {self._queue} may have {_count(concurrency, 'active job')} (its global concurrency), and has "
-            f"{self._replies.count('active')}: {names}{more}{held}",
-            {"concurrency": concurrency, "active": self._replies.count("active"), "holders": holders},
+            f"{active}: {names}{held}",
+            {"concurrency": concurrency, "active": active, "holders": holders},
             self._job("show", holders[0]["id"]) if holders else None,
-            in_ms=self._recovery_ms() if dead and not self._nobody_checks() else None,
+            in_ms=self._recovery_ms() if dead else None,
         )
 
     def _active_jobs(self) -> list[dict[str, Any]]:
         """Return the queue's active jobs, oldest first, as evidence."""
-        return [self._active_job(job_id) for job_id in reversed(self._holders)]
+        jobs = []
+        for job_id in reversed(self._holders):
+            ttl_ms, (name, worker, started) = self._replies[f"holder lock {job_id}"], self._holder(job_id)
+            lock = "cannot see" if ttl_ms is None else "expired" if ttl_ms == -2 else "held"
+            lock = "worker gone" if lock == "held" and self._is_gone(worker) else lock
+            jobs.append({"id": job_id, "name": name, "worker": worker, "since": _iso(started or None), "lock": lock})
+        return jobs
 
-    def _active_job(self, job_id: str) -> dict[str, Any]:
+    def _holder(self, job_id: str) -> tuple[str, str, int]:
+        """Return an active job's name, its worker, and since when it has been active."""
         name, worker, started = self._replies[f"holder {job_id}"] or (None, None, None)
-        ttl_ms = self._replies[f"holder lock {job_id}"]
-        lock = "cannot see" if ttl_ms is None else "expired" if ttl_ms == -2 else "held"
-        if lock == "held" and self._is_gone(codec.decode_text(worker)):
-            lock = "worker gone"
-        return {
-            "id": job_id,
-            "name": codec.decode_text(name),
-            "worker": codec.decode_text(worker),
-            "since": _iso(_whole(started) or None),
-            "lock": lock,
-        }
+        return codec.decode_text(name), codec.decode_text(worker), _whole(started)
 
     def _is_gone(self, worker: str) -> bool:
         """Whether a worker of bulltask is neither connected nor has a state."""
         return pid_of_worker(worker) != 0 and not self._fleet.has(worker)
 
-    def _recovery_ms(self, *, marked: bool = False) -> int:
-        """Return how long it takes at most until a job without a lock is found; ``marked`` by the last check.
+    def _recovery_ms(self, *, marked: bool = False, after_ms: float | None = None) -> float | None:
+        """Return how long it takes at most until a job without a lock is found; ``None`` if nobody looks for it.
 
-        A check is made when the previous one is an interval old, and a worker's next turn has come.
+        A check is made when the previous one is an interval old, and a worker's next turn has come. It finds a job that
+        the last check has ``marked``, or otherwise the next check does; ``after_ms``: in which its lock expires.
         """
-        interval_ms = self._interval_ms()
-        return max(0, self._replies["check ttl"] or 0) + interval_ms * (1 if marked else 2)
+        if self._nobody_checks():
+            return None
+        intervals = [it.stalled_interval_ms for it in self._states if it.stalled_interval_ms]
+        checks_ms = min(intervals, default=self._config.stalled_interval_ms) * (1 if marked else 2)
+        return checks_ms + (max(0, self._replies["check ttl"] or 0) if after_ms is None else after_ms)
 
-    def _interval_ms(self) -> int:
-        intervals = [it.stalled_interval_ms for it in self._fleet.states.values() if it.stalled_interval_ms]
-        return min(intervals, default=self._config.stalled_interval_ms)
+    def _add_recovery(
+        self, code: str, lost: str, evidence: Mapping[str, Any], in_ms: float | None, certainty: Certainty = "proved"
+    ) -> None:
+        """Add that a job without a worker runs again, in ``in_ms``, or when a worker has started."""
+        check = "a worker of the queue has started and found it"
+        check = check if in_ms is None else f"a stalled check, in {_seconds(in_ms)} or less"
+        start = self._start_worker() if in_ms is None else None
+        self._add(code, f"{lost} again after {check}", evidence, start, certainty, in_ms=in_ms)
 
     def _judge_contents(self) -> None:
         """Judge what only an explanation of the queue names: its groups of jobs."""
@@ -1055,17 +1052,13 @@ class _View:
         if waiting and self._replies.sees("clients") and not _workers_of(self._replies["clients"], self._twin):
             jobs = f"has {_count(waiting, 'waiting job')} and no workers"
             what = f"The queue {self._twin.name}, which is another queue than {self._keys.name}, {jobs}"
-            why = f"bulltask why -Q {quote(self._queue)} {self._other_option()}"
-            self._add_wrong_hash_tag(what, why, {"waiting": waiting})
+            self._add_wrong_hash_tag(what)
 
     def _judge_unused(self) -> None:
         replies = self._replies
         if replies["twin"]:
-            waiting = replies.count("twin wait")
-            jobs = f"with {_count(waiting, 'waiting job')}"
-            what = f"Redis has no queue {self._keys.name}, but a queue {self._twin.name}, {jobs}"
-            why = f"bulltask why -Q {quote(self._queue)} {self._other_option()}"
-            self._add_wrong_hash_tag(what, why, {"waiting": waiting})
+            jobs = f"with {_count(replies.count('twin wait'), 'waiting job')}"
+            self._add_wrong_hash_tag(f"Redis has no queue {self._keys.name}, but a queue {self._twin.name}, {jobs}")
         elif self._has_no_workers() and replies.sees("meta"):
             self._add(
                 "unknown-queue",
@@ -1098,14 +1091,14 @@ class _View:
     def _judge_dead(self) -> None:
         """Judge the active jobs that no worker runs any more."""
         holders = self._active_jobs()
-        in_ms = None if self._nobody_checks() else self._recovery_ms()
         for lock, code, what in (
             ("expired", "lock-expired", "without a lock, whose worker is gone or could not renew it"),
             ("worker gone", "worker-gone", "whose worker is gone, with a lock that has not expired yet"),
         ):
             if dead := [holder["id"] for holder in holders if holder["lock"] == lock]:
                 sentence = f"Queue {self._queue} has {_count(len(dead), 'active job')} {what}: {_listed(dead)}"
-                self._add(code, sentence, {"jobs": dead, "of": self._replies.count("active")}, in_ms=in_ms)
+                evidence = {"jobs": dead, "of": self._replies.count("active")}
+                self._add(code, sentence, evidence, in_ms=self._recovery_ms())
 
     def _holds(self) -> bool:
         """Whether a reason that holds jobs was found."""
@@ -1171,13 +1164,8 @@ class _View:
     def _judge_unknown(self, job_id: str) -> None:
         replies = self._replies
         if (owner := replies["dedup owner"]) is not None:
-            self._judge_owner(
-                job_id,
-                text(owner),
-                replies["dedup ttl"],
-                exists=bool(replies["owner exists"]),
-                finished=bool(replies["owner finished"]),
-            )
+            its = "finished" if replies["owner finished"] else "unfinished" if replies["owner exists"] else "gone"
+            self._judge_owner(job_id, text(owner), replies["dedup ttl"], its)
         if replies["twin job"]:
             what = f"The job is in the queue {self._twin.name}, not in {self._keys.name}"
             self._add_wrong_hash_tag(what, self._job("show", job_id, self._other_option()), {})
@@ -1191,16 +1179,15 @@ class _View:
                 self._job("show", job_id, "--lake DIRECTORY"),
             )
 
-    def _judge_owner(self, dedup_id: str, owner: str, ttl_ms: int, *, exists: bool, finished: bool) -> None:
+    def _judge_owner(self, dedup_id: str, owner: str, ttl_ms: int, its_state: str) -> None:
         forever = ttl_ms is not None and ttl_ms < 0
-        end = "until the id is removed" if finished or not exists else "until it has finished"
-        until = end if forever else f"until {_at(self._now_ms + ttl_ms)}"
-        gone = "" if exists else ", whose hash is gone: senders other than bulltask add no job with this id any more"
-        gone = ", which has finished" if exists and finished else gone
+        end = "it has finished" if its_state == "unfinished" else "the id is removed"
+        until = end if forever else _at(self._now_ms + ttl_ms)
         self._add(
             "deduplicated",
-            f"The deduplication id {dedup_id} belongs to job {owner}{gone}; new jobs with it are not added {until}",
-            {"deduplication_id": dedup_id, "owner": owner, "owner exists": exists, "ttl_ms": ttl_ms},
+            f"The deduplication id {dedup_id} belongs to job {owner}{_OWNERS[its_state]}; new jobs with it are not "
+            f"added until {until}",
+            {"deduplication_id": dedup_id, "owner": owner, "owner exists": its_state != "gone", "ttl_ms": ttl_ms},
             f"app.queue({self._queue!r}).remove_deduplication_key({dedup_id!r})",
             in_ms=None if forever else ttl_ms,
         )
@@ -1208,12 +1195,11 @@ class _View:
     def _judge_own_deduplication(self, job_id: str) -> None:
         dedup, owner = self._fields.get("deid"), self._replies["own dedup"]
         if dedup and owner is not None and text(owner) == job_id:
-            self._judge_owner(
-                dedup, job_id, self._replies["own dedup ttl"], exists=True, finished="finishedOn" in self._fields
-            )
+            state = "finished" if "finishedOn" in self._fields else "unfinished"
+            self._judge_owner(dedup, job_id, self._replies["own dedup ttl"], state)
 
     def _judge_finished(self, job_id: str) -> None:
-        finished_ms, reason = _whole(self._fields.get("finishedOn")), self._fields.get("failedReason", "")[:_MAX_TEXT]
+        finished_ms, (made, attempts, reason) = _whole(self._fields.get("finishedOn")), self._attempts()
         evidence: dict[str, Any] = {"finished": _iso(finished_ms or None)}
         when = f" at {_at(finished_ms)}" if finished_ms else ""
         if self._state is JobState.COMPLETED:
@@ -1221,16 +1207,13 @@ class _View:
             return
         evidence["failedReason"] = reason
         if reason == REVOKED:
+            code = "revoked"
             sentence = f"The job was revoked{when}: it has failed, and stays in Redis until it is removed"
-            self._add("revoked", sentence, evidence, self._job("retry", job_id))
-            return
-        attempts = f"{self._fields.get('atm', '0')} of {max(1, _whole(self._opts.get('attempts')))} attempts"
-        self._add(
-            "failed",
-            f"The job failed{when}, after {attempts}, and will not be retried: {reason}",
-            {**evidence, "attempts_made": _whole(self._fields.get("atm"))},
-            self._job("retry", job_id),
-        )
+        else:
+            code, evidence["attempts_made"] = "failed", made
+            after = f"after {made} of {attempts} attempts"
+            sentence = f"The job failed{when}, {after}, and will not be retried: {reason}"
+        self._add(code, sentence, evidence, self._job("retry", job_id))
 
     def _judge_active(self, job_id: str) -> None:
         replies = self._replies
@@ -1245,20 +1228,15 @@ class _View:
         if replies["lock"] != -2:
             self._judge_locked(job_id, evidence, f"{on}{since}")
             return
-        in_ms = self._recovery_ms(marked=bool(replies["stalled"]))
+        marked = bool(replies["stalled"])
         lost = f"The job's lock has expired: the worker that was running it{on}{since} is gone, or could not renew it"
-        evidence |= {"marked": bool(replies["stalled"]), "stalled_count": _whole(self._fields.get("stc"))}
-        if (states := self._fleet.states.values()) and not (
-            self._fleet.unknown or any(it.stalled_interval_ms is not None for it in states)
-        ):
+        evidence |= {"marked": marked, "stalled_count": _whole(self._fields.get("stc"))}
+        checks = self._fleet.unknown or any(it.stalled_interval_ms is not None for it in self._states)
+        if self._states and not checks:
             sentence = f"{lost}. No worker of the queue looks for stalled jobs (skip_stalled_check): it stays active"
             self._add("no-stalled-check", sentence, evidence, f"app.queue({self._queue!r}).check_stalled()")
-        elif self._nobody_checks():
-            sentence = f"{lost}. It runs again after a worker of the queue has started and found it"
-            self._add("lock-expired", sentence, evidence, self._start_worker())
         else:
-            sentence = f"{lost}. It runs again after a stalled check, in {_seconds(in_ms)} or less"
-            self._add("lock-expired", sentence, evidence, in_ms=in_ms)
+            self._add_recovery("lock-expired", f"{lost}. It runs", evidence, self._recovery_ms(marked=marked))
         self._judge_queue(waits=False)
         self._judge_future()
 
@@ -1276,21 +1254,13 @@ class _View:
         worker, lock_ms = self._fields.get("pb", ""), max(0, self._replies["lock"] or 0)
         found = self._fleet.find(job_id, self._queue)
         if found is None:
-            if self._is_gone(worker):
-                in_ms = lock_ms + 2 * self._interval_ms()
-                sentence = (
-                    f"The job was running{on_since}, but the worker is gone. Its lock expires in {_seconds(lock_ms)}, "
-                    "and the job runs again after "
-                )
-                if self._nobody_checks():
-                    sentence += "a worker of the queue has started and found it"
-                    self._add("worker-gone", sentence, evidence, self._start_worker(), "likely")
-                else:
-                    sentence += f"a stalled check, in {_seconds(in_ms)} or less"
-                    self._add("worker-gone", sentence, evidence, None, "likely", in_ms=in_ms)
-                self._judge_queue(waits=False)
+            if not self._is_gone(worker):
+                self._add("running", f"The job is running{on_since}", evidence, logs)
                 return
-            self._add("running", f"The job is running{on_since}", evidence, logs)
+            lost = f"The job was running{on_since}, but the worker is gone. Its lock expires in {_seconds(lock_ms)}, "
+            lost += "and the job runs"
+            self._add_recovery("worker-gone", lost, evidence, self._recovery_ms(after_ms=lock_ms), "likely")
+            self._judge_queue(waits=False)
             return
         state, child, job = found
         self._judge_stopped([(state, child)])
@@ -1324,7 +1294,7 @@ class _View:
                 "child-failed",
                 f"The child job {child_id} in queue {queue} has failed, and the job waits for it forever: {reason}",
                 {"child": key, "failedReason": reason},
-                f"bulltask job retry {quote(child_id)} --queue {quote(self._name_in_app(queue))}",
+                self._of_child("job retry", key),
             )
         if gone:
             self._add(
@@ -1337,18 +1307,16 @@ class _View:
         if others := {key: state for key, state in states.items() if key not in {*failed, *gone}}:
             names = ", ".join(f"{key} ({state})" for key, state in list(others.items())[:_SHOWN])
             more = f" and {total - _SHOWN} more" if total > _SHOWN else ""
-            self._add(
-                "waiting-children",
-                f"The job waits for {_count(total, 'child job')}: {names}{more}",
-                {"pending": total, "children": others},
-                self._why_child(next(iter(others))),
-            )
+            sentence = f"The job waits for {_count(total, 'child job')}: {names}{more}"
+            told = {"pending": total, "children": others}
+            self._add("waiting-children", sentence, told, self._of_child("why", next(iter(others))))
         elif not states:
             self._add("waiting-children", "The job waits for child jobs", {"pending": total}, None, "likely")
 
-    def _why_child(self, key: str) -> str:
+    def _of_child(self, words: str, key: str) -> str:
+        """Return a command for a child job."""
         _, queue, child_id = address_of(key, self._keys.prefix)
-        return f"bulltask why {quote(child_id)} --queue {quote(self._name_in_app(queue))}"
+        return f"bulltask {words} {quote(child_id)} --queue {quote(self._name_in_app(queue))}"
 
     def _child_state(self, key: str) -> str:
         replies = self._replies
@@ -1364,65 +1332,49 @@ class _View:
     def _judge_delay(self, job_id: str) -> None:
         due_ms = float(self._replies["score delayed"]) / DELAYED_SCORE
         left_ms = due_ms - self._now_ms
-        reason = self._fields.get("failedReason", "")[:_MAX_TEXT]
-        attempts_made, attempts = _whole(self._fields.get("atm")), max(1, _whole(self._opts.get("attempts")))
+        made, attempts, reason = self._attempts()
         evidence: dict[str, Any] = {"due": _iso(due_ms)}
         when = f"at {_at(due_ms)}, in {_seconds(left_ms)}" if left_ms > 0 else f"since {_at(due_ms)}"
-        promote = self._job("promote", job_id)
+        command_line = self._job("promote", job_id)
         if left_ms <= 0:
-            self._add(
-                "due",
-                f"The job has been due for {_seconds(-left_ms)}: a worker moves it when it next asks for a job",
-                evidence,
-                in_ms=0,
-            )
-        if self._fields.get(INCOMPATIBLE_FIELD, "").startswith(f"{attempts_made}:"):
+            sentence = f"The job has been due for {_seconds(-left_ms)}: a worker moves it when it next asks for a job"
+            self._add("due", sentence, evidence, in_ms=0)
+        if self._fields.get(INCOMPATIBLE_FIELD, "").startswith(f"{made}:"):
             since_ms = _whole(self._fields[INCOMPATIBLE_FIELD].partition(":")[2])
             evidence |= {"failedReason": reason, "since": _iso(since_ms), "logs": self._keys.logs(job_id)}
             sentence = f"No worker could run the job since {_at(since_ms)}: {reason}. It is tried again {when}"
             code = "unknown-task" if _NOT_REGISTERED in reason else "incompatible"
             look = "bulltask inspect registered" if code == "unknown-task" else self._job("show", job_id)
-            self._add(code, sentence, evidence, self._start_worker() if self._has_no_workers() else look, in_ms=left_ms)
+            command_line = self._start_worker() if self._has_no_workers() else look
         elif _THROTTLED in self._fields:
-            self._judge_throttle(left_ms, when, evidence)
+            task, rank, line = self._fields.get("name", ""), self._replies["place in line"], self._replies.count("line")
+            interval = (self._replies["rates"] or {}).get(task, "").partition(" ")[0] or None
+            evidence = {**evidence, "task": task, "rank": rank, "line": line, "seconds_per_job": interval}
+            place = "throttled" if rank is None else f"number {rank + 1} of {line} in its line"
+            code, command_line, limit = "task-rate-limit", _change_rate(task), f"{task}{self._rate_of(task)}"
+            sentence = f"The rate limit of task {limit} delays the job: it is {place}, and starts {when}"
         elif left_ms <= 0:
             return
         elif scheduler := self._fields.get("rjk"):
-            evidence["scheduler"] = scheduler
+            code, evidence["scheduler"] = "schedule", scheduler
             sentence = f"It is the next job of the job scheduler {scheduler}, due {when}"
-            self._add("schedule", sentence, evidence, promote, in_ms=left_ms)
-        elif reason and attempts_made:
-            evidence |= {"failedReason": reason, "attempts_made": attempts_made, "attempts": attempts}
-            sentence = f"Attempt {attempts_made} of {attempts} failed: {reason}. The next one is due {when}"
-            self._add("retry", sentence, evidence, promote, in_ms=left_ms)
+        elif reason and made:
+            evidence |= {"failedReason": reason, "attempts_made": made, "attempts": attempts}
+            code, sentence = "retry", f"Attempt {made} of {attempts} failed: {reason}. The next one is due {when}"
         else:
-            sentence = f"The job has a countdown or eta: it is due {when}"
-            self._add("delayed", sentence, evidence, promote, in_ms=left_ms)
+            code, sentence = "delayed", f"The job has a countdown or eta: it is due {when}"
+        self._add(code, sentence, evidence, command_line, in_ms=left_ms)
+
+    def _attempts(self) -> tuple[int, int, str]:
+        """Return how many attempts the job has made, its maximum, and why the last one failed."""
+        reason = self._fields.get("failedReason", "")[:_MAX_TEXT]
+        return _whole(self._fields.get("atm")), max(1, _whole(self._opts.get("attempts"))), reason
 
     def _rate_of(self, task: str) -> str:
         """Return the rate limit of a task in parentheses, ``""`` if it is unknown."""
         interval = (self._replies["rates"] or {}).get(task, "").partition(" ")[0]
         rate = next((it.rate_limits[task] for it in self._fleet.states.values() if task in it.rate_limits), "")
         return f" ({rate})" if rate else f" (one job per {interval} s)" if interval else ""
-
-    def _judge_throttle(self, left_ms: float, when: str, evidence: dict[str, Any]) -> None:
-        task, rank = self._fields.get("name", ""), self._replies["place in line"]
-        interval = (self._replies["rates"] or {}).get(task, "").partition(" ")[0] or None
-        place = f"number {rank + 1} of {self._replies.count('line')} in its line" if rank is not None else "throttled"
-        rate = self._rate_of(task)
-        self._add(
-            "task-rate-limit",
-            f"The rate limit of task {task}{rate} delays the job: it is {place}, and starts {when}",
-            {
-                **evidence,
-                "task": task,
-                "rank": rank,
-                "line": self._replies.count("line"),
-                "seconds_per_job": interval or None,
-            },
-            _change_rate(task),
-            in_ms=left_ms,
-        )
 
     def _judge_clocks(self) -> None:
         added_ms = _whole(self._fields.get("timestamp"))
@@ -1459,11 +1411,8 @@ class _View:
         if crashes := _whole(self._fields.get(CRASHES)):
             alone = crashes >= min(2, self._config.max_crashes)
             group = "alone in its process, so it waits for an empty child" if alone else "with at most 9 other jobs"
-            self._add(
-                "quarantined",
-                f"The job has been in {_count(crashes, 'process')} that crashed: it runs {group}",
-                {CRASHES: crashes, "max_crashes": self._config.max_crashes},
-            )
+            sentence = f"The job has been in {_count(crashes, 'process')} that crashed: it runs {group}"
+            self._add("quarantined", sentence, {CRASHES: crashes, "max_crashes": self._config.max_crashes})
 
     def _judge_turn(self) -> None:
         """Judge the job's place among those that are ready to run."""
@@ -1507,8 +1456,7 @@ class _View:
 
     def _running(self) -> str:
         """Name the jobs that have been active longest, and for how long."""
-        held = [(job_id, self._replies[f"holder {job_id}"]) for job_id in reversed(self._holders)][:_SHOWN]
-        times = [(job_id, _whole(found[2]) if found else 0) for job_id, found in held]
+        times = [(job_id, self._holder(job_id)[2]) for job_id in self._holders[: -_SHOWN - 1 : -1]]
         return ", ".join(f"{job_id} for {_seconds(self._now_ms - ms)}" if ms else job_id for job_id, ms in times)
 
     def _judge_neglect(self, timestamp: object, starts: object, delay: object) -> bool:
@@ -1584,20 +1532,13 @@ def _number_in(table: Mapping[str, object], key: str, name: str) -> int | None:
     return number(entry.get(name)) if isinstance(entry, Mapping) else None
 
 
-def _moment(ms: float) -> datetime | None:
-    try:
-        return datetime.fromtimestamp(ms / 1000, UTC)
-    except (OverflowError, ValueError, OSError):  # a hash may contain any value
-        return None
-
-
 def _iso(ms: float | None) -> str | None:
-    moment = None if ms is None else _moment(ms)
+    moment = moment_of(ms)
     return None if moment is None else moment.isoformat(timespec="milliseconds")
 
 
 def _at(ms: float) -> str:
-    moment = _moment(ms)
+    moment = moment_of(ms)
     return "an unknown time" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S} UTC"
 
 

@@ -13,12 +13,12 @@ import json
 import sys
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from types import BuiltinMethodType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, Unpack, cast, overload
 
 from bulltask.jobs import codec, errors
-from bulltask.jobs.clock import Duration, mono_ms, to_ms
+from bulltask.jobs.clock import Duration, moment_of, mono_ms, to_ms
 from bulltask.jobs.errors import (
     BrokerError,
     DecodeError,
@@ -359,11 +359,7 @@ class AsyncResult(Generic[R]):
     def date_done(self) -> datetime | None:
         """When the job completed or failed, in UTC; ``None`` before."""
         call = self._reader.call(self._ref)
-        try:
-            ms = None if call is None else call.finished_ms
-            return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC)
-        except (OverflowError, ValueError, OSError):  # another client may have written any number
-            return None
+        return None if call is None else moment_of(call.finished_ms)
 
     def _arguments(self) -> tuple[list[Any], dict[str, Any]] | None:
         call = self._reader.call(self._ref)
