@@ -24,7 +24,7 @@ CODE: Final = {
     r"\bStopAsyncIteration\b": "StopIteration",
     r"\b__a(enter|exit|iter|next)__\b": r"__\1__",
     # Methods of objects with sync and async methods: ADR 26.
-    r"\ba(close|connect|flows|get|queue|revoke|run|run_blocking|send|sleep)\(": r"\1(",
+    r"\ba(close|connect|flows|get|queue|revoke|run|run_blocking|run_together|send|sleep)\(": r"\1(",
     r"\bapp\.a(control|inspect)\b": r"app.\1",
     r"\bbulltask\.queue\.aio\b": "bulltask.queue.sync",
 }

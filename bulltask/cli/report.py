@@ -16,7 +16,7 @@ import click
 from bulltask.app import App
 from bulltask.cli.app_loader import load_app_or_broker
 from bulltask.cli.job import known_queues
-from bulltask.cli.jobs import group_failures
+from bulltask.cli.jobs import failures_json, failures_text, group_failures
 from bulltask.cli.options import operator_options
 from bulltask.cli.terminal import as_table, in_one_line, safe, stamp, time_of
 from bulltask.config.config import SETTINGS
@@ -150,9 +150,8 @@ def _workers(app: App, names: list[str]) -> list[dict[str, Any]]:
 
 
 def _failures(app: App, names: list[str]) -> list[dict[str, Any]]:
-    options = {"since": None, "task": None, "error": None, "scan": _MAX_FAILED}
-    groups = group_failures(app, names, options)[0][:_MAX_GROUPS]
-    return [{**group.to_json(), "example": group.example, "text": group.text} for group in groups]
+    groups = group_failures(app, names, scan=_MAX_FAILED).groups[:_MAX_GROUPS]
+    return [{**failures_json(group), "example": group.example, "text": failures_text(group)} for group in groups]
 
 
 def _outboxes(app: App) -> list[dict[str, Any]]:

@@ -64,13 +64,18 @@ def echo(text: str, *, err: bool = False) -> None:
 
 
 @contextmanager
-def progress_bar(total: int, label: str) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on stderr, if that is a terminal; yield the function that adds to the progress."""
+def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a progress bar on stderr, if that is a terminal; yield the function that sets what is done, of how much."""
     if not sys.stderr.isatty():
-        yield lambda _: None
+        yield lambda _done, _total: None
         return
-    with click.progressbar(length=max(1, total), label=label, file=sys.stderr, show_pos=True) as bar:
-        yield bar.update
+    with click.progressbar(length=1, label=label, file=sys.stderr, show_pos=True) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.length = max(1, total)
+            bar.update(done - bar.pos)
+
+        yield show
 
 
 def field_lines(fields: Iterable[tuple[str, object]]) -> Iterator[str]:

@@ -10,25 +10,30 @@ if TYPE_CHECKING:
     from bulltask.jobs.names import Revocation
     from bulltask.queue.aio.events import AsyncQueueEvents
     from bulltask.queue.aio.flow import AsyncFlowProducer
-    from bulltask.queue.aio.job import AsyncJob
+    from bulltask.queue.aio.job import AsyncBulkChange, AsyncJob
     from bulltask.queue.aio.queue import AsyncQueue
     from bulltask.queue.context import AddOptions, BulkJob
     from bulltask.queue.fields import QueueSummary
     from bulltask.queue.flows import FlowJob
+    from bulltask.queue.search import FailureGroup, FailureGroups
     from bulltask.queue.sync.events import QueueEvents
     from bulltask.queue.sync.flow import FlowProducer
-    from bulltask.queue.sync.job import Job
+    from bulltask.queue.sync.job import BulkChange, Job
     from bulltask.queue.sync.queue import Queue
     from bulltask.transport.workers import WorkerChild, WorkerJob, WorkerState
 
 __all__ = [
     "AddOptions",
+    "AsyncBulkChange",
     "AsyncFlowProducer",
     "AsyncJob",
     "AsyncQueue",
     "AsyncQueueEvents",
+    "BulkChange",
     "BulkJob",
     "Deduplication",
+    "FailureGroup",
+    "FailureGroups",
     "FlowJob",
     "FlowProducer",
     "Job",
@@ -43,12 +48,16 @@ __all__ = [
 
 _MODULES: Final = {
     "AddOptions": "bulltask.queue.context",
+    "AsyncBulkChange": "bulltask.queue.aio.job",
     "AsyncFlowProducer": "bulltask.queue.aio.flow",
     "AsyncJob": "bulltask.queue.aio.job",
     "AsyncQueue": "bulltask.queue.aio.queue",
     "AsyncQueueEvents": "bulltask.queue.aio.events",
+    "BulkChange": "bulltask.queue.sync.job",
     "BulkJob": "bulltask.queue.context",
     "Deduplication": "bulltask.jobs.job",
+    "FailureGroup": "bulltask.queue.search",
+    "FailureGroups": "bulltask.queue.search",
     "FlowJob": "bulltask.queue.flows",
     "FlowProducer": "bulltask.queue.sync.flow",
     "Job": "bulltask.queue.sync.job",

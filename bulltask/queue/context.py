@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cache
@@ -22,7 +22,7 @@ from bulltask.jobs import clock as loop_timers
 from bulltask.jobs import codec
 from bulltask.jobs.backoff import Backoff
 from bulltask.jobs.clock import Duration, to_epoch_ms, to_ms
-from bulltask.jobs.errors import ConfigError
+from bulltask.jobs.errors import BulltaskError, ConfigError
 from bulltask.jobs.fields import KeepJobs, TimeLimits
 from bulltask.jobs.job import (
     UNLIMITED_ATTEMPTS,
@@ -41,7 +41,15 @@ from bulltask.jobs.names import check_job_id, check_job_name, check_queue_name
 from bulltask.jobs.payloads import PayloadCodec
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, QueueKeys
-from bulltask.transport.operation import Operation, execute, run_async, run_sync
+from bulltask.transport.operation import (
+    Operation,
+    arun_generator,
+    execute,
+    run_async,
+    run_generator,
+    run_sync,
+    together,
+)
 from bulltask.transport.permissions import permitted
 
 __all__ = [
@@ -327,6 +335,18 @@ class QueueContext:
         client = self.broker.shared_async_client()
         await client.connect()
         return await run_async(client, self.permitted(work if isinstance(work, Generator) else execute(work)))
+
+    def run_together(self, operations: Sequence[Operation[R]]) -> list[R | BulltaskError]:
+        """Run independent operations in the same round trips; the result of one that failed is its error."""
+        with self.broker.pool.client() as client:
+            client.connect()
+            return run_generator(together(list(map(self.permitted, operations))), client.try_many)
+
+    async def arun_together(self, operations: Sequence[Operation[R]]) -> list[R | BulltaskError]:
+        """:meth:`run_together` for asyncio."""
+        client = self.broker.shared_async_client()
+        await client.connect()
+        return await arun_generator(together(list(map(self.permitted, operations))), client.try_many)
 
     def permitted(self, operation: Operation[R]) -> Operation[R]:
         """Return an operation that changes nothing if the user may not complete one of its scripts."""

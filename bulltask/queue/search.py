@@ -1,4 +1,4 @@
-"""Find jobs by a filter, and change many of them: what ``bulltask jobs`` and ``bulltask failures`` do.
+"""Find jobs by a filter, change many of them, and group failed jobs: ``bulltask jobs`` and ``bulltask failures``.
 
 Redis has no index of jobs, so a search reads a queue's jobs page by page, and of each job only the fields that the
 filter needs. No call blocks Redis for long: a page of ids is one call, and each job is read by another.
@@ -6,19 +6,25 @@ filter needs. No call blocks Redis for long: a page of ids is one call, and each
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import islice
+from tempfile import SpooledTemporaryFile
 from typing import Any, Final
 
+from bulltask.config.urls import redact_secrets
 from bulltask.jobs import codec
+from bulltask.jobs.clock import Duration, to_ms
 from bulltask.jobs.codec import int_field, json_field, mapping_field
-from bulltask.jobs.errors import ConfigError, JobStateError, LockMismatchError
-from bulltask.jobs.failure_reasons import plain_reason
+from bulltask.jobs.errors import BulltaskError, ConfigError, JobError, JobStateError, LockMismatchError
+from bulltask.jobs.failure_reasons import error_fingerprint, plain_reason
 from bulltask.jobs.fields import error_type
 from bulltask.jobs.names import REVOKED, Revocation
-from bulltask.queue.context import QueueContext
+from bulltask.queue.context import QueueContext, check_positive
 from bulltask.queue.fields import STATES_IN_ORDER, JobPages, states_of
 from bulltask.transport.call import Call, command
 from bulltask.transport.operation import Operation, execute
@@ -32,7 +38,23 @@ from bulltask.transport.scripts.queue import (
     state_size,
 )
 
-__all__ = ["Action", "JobFilter", "JobSearch", "Match", "change", "change_states", "error_types"]
+__all__ = [
+    "Action",
+    "BulkChangeBase",
+    "FailureGroup",
+    "FailureGroups",
+    "JobFilter",
+    "JobSearch",
+    "Match",
+    "Progress",
+    "group_failures",
+]
+
+Progress = Callable[[int, int], object]
+"""Called after each round trip with how many jobs are done, and how many there are."""
+
+SCANNED: Final = 1_000_000
+"""How many jobs of a queue are read by default, if none is changed."""
 
 _FINISHED: Final = ("completed", "failed")
 _PAGE_SIZE: Final = 500
@@ -62,6 +84,14 @@ class JobFilter:
     before_ms: int | None = None
     after_ms: int | None = None
     revoked: bool = True
+
+    def at(self, now_ms: int, older_than: Duration | None, newer_than: Duration | None) -> JobFilter:
+        """Return the filter with its times, which count back from ``now_ms``."""
+        return replace(
+            self,
+            before_ms=None if older_than is None else now_ms - to_ms(older_than, "older_than"),
+            after_ms=None if newer_than is None else now_ms - to_ms(newer_than, "newer_than"),
+        )
 
     def fields(self) -> tuple[str, ...]:
         """Return the names of the fields that :meth:`matches` reads."""
@@ -228,19 +258,6 @@ class JobSearch:
         return [Match(job_id, state, fields) for job_id, fields in found if fields]
 
 
-def error_types(context: QueueContext, jobs: Sequence[Match]) -> Operation[list[str]]:
-    """Return the class of each failed job's error, from its last traceback; ``""`` if that is not known."""
-    types: list[str] = []
-    for start in range(0, len(jobs), _TRACES_PER_ROUND_TRIP):
-        part = jobs[start : start + _TRACES_PER_ROUND_TRIP]
-        rows: list[list[bytes | None]] = yield [job_fields(context.keys, job.id, ("stacktrace",)) for job in part]
-        for job, (stored,) in zip(part, rows, strict=True):
-            traces = json_field({b"stacktrace": stored or b"[]"}, b"stacktrace")
-            last = traces[-1] if isinstance(traces, list) and traces else ""
-            types.append(error_type(job.reason, last) if isinstance(last, str) else "")
-    return types
-
-
 class Action(StrEnum):
     """A change of many jobs."""
 
@@ -260,7 +277,7 @@ _STATES_OF: Final[Mapping[Action, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 """For each action the states in which it is possible, and its default states."""
 
 
-def change_states(action: Action, states: Sequence[str]) -> tuple[str, ...]:
+def _change_states(action: Action, states: Sequence[str]) -> tuple[str, ...]:
     """Return the states of the jobs to change; raises ``ConfigError`` if the action is not possible in one of them."""
     possible, default = _STATES_OF[action]
     if not (states or default):
@@ -270,7 +287,7 @@ def change_states(action: Action, states: Sequence[str]) -> tuple[str, ...]:
     return tuple(states) or default
 
 
-def change(
+def _change(
     context: QueueContext, action: Action, job_id: str, state: str, *, terminate: bool = False
 ) -> Operation[None]:
     """Change a job that a search has found in a state; raises a ``JobError`` if that is no longer possible.
@@ -298,7 +315,7 @@ def change(
 
 
 _NOT_REVOKED: Final = {
-    Revocation.RUNNING: "The job is running; use --terminate to cancel it.",
+    Revocation.RUNNING: "The job is running; use --terminate, or terminate=True, to cancel it.",
     Revocation.FINISHED: "The job has finished.",
     Revocation.UNKNOWN: "The job does not exist.",
 }
@@ -314,3 +331,236 @@ def _remove(context: QueueContext, job_id: str, state: str) -> Operation[None]:
         raise JobStateError(job_id, keys.name, f"It is no longer {state}.")
     if not (yield from execute(remove_job(keys, job_id, children=True))):
         raise LockMismatchError(job_id, keys.name, "The job or one of its child jobs is active and cannot be removed.")
+
+
+_CHANGED_PER_ROUND_TRIP: Final = 200
+_ERRORS_KEPT: Final = 20
+_IN_MEMORY: Final = 1_000_000  # bytes
+
+
+class BulkChangeBase:
+    """What ``BulkChange`` and ``AsyncBulkChange`` share.
+
+    The ids of the jobs are written to a temporary file if there are many, so that memory does not grow with them.
+
+    Attributes:
+        action: ``retry``, ``promote``, ``remove`` or ``revoke``.
+        scanned: How many jobs ``find`` has read.
+        matched: How many of them match.
+        done: How many of these were changed.
+        reasons: Why others were not, with the number of jobs.
+        errors: The first 20 of these jobs, with their errors.
+    """
+
+    def __init__(
+        self,
+        context: QueueContext,
+        action: str,
+        wanted: JobFilter,
+        ages: tuple[Duration | None, Duration | None],
+        limits: tuple[int | None, int | None],
+        *,
+        terminate: bool,
+    ) -> None:
+        if action not in set(Action):
+            raise ConfigError(f"action must be {', '.join(Action)}, not {action!r:.200}")
+        self.action = Action(action)
+        if terminate and self.action is not Action.REVOKE:
+            raise ConfigError(f"terminate is not possible with {action}, only with revoke")
+        is_retry_of_all = self.action is Action.RETRY and wanted.error is None
+        states = _change_states(self.action, wanted.states)
+        self._wanted = replace(wanted, states=states, revoked=not is_retry_of_all)
+        self._wanted.at(0, *ages)  # or an error now
+        self._ages = ages
+        self._limit, self._scan = (
+            None if limit is None else check_positive(limit, name)
+            for limit, name in zip(limits, ("limit", "scan"), strict=True)
+        )
+        self._terminate = terminate
+        self._context = context
+        self._ids = SpooledTemporaryFile(_IN_MEMORY, prefix="bulltask-jobs-")  # noqa: SIM115 - it is read later
+        weakref.finalize(self, self._ids.close)
+        self._is_found = False
+        self._clear()
+
+    def _clear(self) -> None:
+        self.scanned = self.matched = self.done = 0
+        self.reasons: Counter[str] = Counter()
+        self.errors: list[tuple[str, JobError]] = []
+        self._changed_to = 0  # the position in the file
+        self._ids.seek(0)
+        self._ids.truncate()
+
+    def _find(self, progress: Progress | None) -> Operation[int]:
+        """Write the id and state of each job that matches to the file, and return their number."""
+        self._is_found = False
+        self._clear()
+        context = self._context
+        # With a limit, those that `bulltask jobs` shows; otherwise, the oldest failed job is the first to run again.
+        every = self._limit is None
+        takes_out = every and self.action in {Action.REMOVE, Action.REVOKE}
+        wanted = self._wanted.at(context.now_ms(), *self._ages)
+        search = JobSearch(context, wanted, asc=every, newest_first=takes_out)
+        total = yield from search.count()
+        while self.matched != self._limit and (self._scan is None or search.scanned < self._scan):
+            page = yield from search.next()
+            if page is None:
+                break
+            matches = page if self._limit is None else page[: self._limit - self.matched]
+            self._ids.writelines(json.dumps((match.id, match.state)).encode() + b"\n" for match in matches)
+            self.matched += len(matches)
+            self.scanned = search.scanned
+            if progress is not None:
+                progress(self.scanned, total)
+        self._is_found = True
+        return self.matched
+
+    def _next(self) -> list[tuple[str, str]]:
+        """Return the ids and states of the next jobs to change."""
+        self._ids.seek(self._changed_to)
+        return [json.loads(line) for line in islice(iter(self._ids.readline, b""), _CHANGED_PER_ROUND_TRIP)]
+
+    def _changes(self, jobs: Sequence[tuple[str, str]]) -> list[Operation[None]]:
+        return [_change(self._context, self.action, *job, terminate=self._terminate) for job in jobs]
+
+    def _note(
+        self, jobs: Sequence[tuple[str, str]], errors: Sequence[BulltaskError | None], progress: Progress | None
+    ) -> None:
+        """Count what has become of the jobs of a round trip; raises the server's error, if there is one."""
+        if error := next((error for error in errors if error is not None and not isinstance(error, JobError)), None):
+            raise error
+        for (job_id, _), error in zip(jobs, errors, strict=True):
+            if not isinstance(error, JobError):
+                self.done += 1
+                continue
+            self.reasons[(type(error).__doc__ or "").strip().splitlines()[0]] += 1
+            if len(self.errors) < _ERRORS_KEPT:
+                self.errors.append((job_id, error))
+        self._changed_to = self._ids.tell()
+        if progress is not None:
+            progress(self.done + self.reasons.total(), self.matched)
+
+
+_MAX_GROUPS: Final = 10_000
+_TYPES_READ: Final = 100
+
+
+@dataclass(slots=True)
+class FailureGroup:
+    """Failed jobs of one task with one class and fingerprint of error.
+
+    Attributes:
+        queue, task: The queue and the task.
+        type: The class of the error, ``""`` if it is not known.
+        error: The text of the error, with ``#`` for its variable parts.
+        example: The id of the newest of these jobs.
+        example_error: Its error; secrets in it are hidden.
+        last_ms, first_ms: When the newest and the oldest of them failed.
+        count: How many they are.
+        is_uniform: Whether the errors of all have the same text.
+    """
+
+    queue: str
+    task: str
+    type: str
+    error: str
+    example: str
+    example_error: str
+    last_ms: int
+    first_ms: int
+    count: int = 0
+    is_uniform: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class FailureGroups:
+    """The failed jobs of a queue, in groups.
+
+    Attributes:
+        groups: Those with the most jobs first.
+        scanned: How many failed jobs were read.
+        total: How many the queue has.
+    """
+
+    groups: tuple[FailureGroup, ...]
+    scanned: int
+    total: int
+
+
+class _Failures:
+    """Groups the failed jobs of a queue."""
+
+    def __init__(self, context: QueueContext) -> None:
+        self._context = context
+        self._groups: dict[tuple[str, str, str], FailureGroup] = {}
+        self._types: dict[tuple[str, str], Counter[str]] = {}
+
+    def add(self, page: Sequence[Match]) -> Operation[None]:
+        reasons = [redact_secrets(match.reason) for match in page]
+        prints = [error_fingerprint(reason) or "" for reason in reasons]
+        types = yield from self._find_types(page, prints)
+        for match, reason, fingerprint, kind in zip(page, reasons, prints, types, strict=True):
+            key = (match.name, kind, fingerprint)
+            if key not in self._groups and len(self._groups) >= _MAX_GROUPS:
+                key = ("(others)", "", "(others)")
+            group = self._groups.get(key)
+            if group is None:
+                since_ms = match.since_ms
+                group = FailureGroup(self._context.queue, *key, match.id, reason, since_ms, since_ms)
+                self._groups[key] = group
+            group.count += 1
+            group.is_uniform &= reason == group.example_error
+            group.first_ms = min(group.first_ms, match.since_ms)
+            group.last_ms = max(group.last_ms, match.since_ms)
+
+    def most_frequent(self) -> tuple[FailureGroup, ...]:
+        return tuple(sorted(self._groups.values(), key=lambda group: (-group.count, -group.last_ms)))
+
+    def _find_types(self, page: Sequence[Match], prints: Sequence[str]) -> Operation[list[str]]:
+        """Return the class of each job's error.
+
+        Only tracebacks have it, and they are long. So if the first jobs with a fingerprint have the same class, others
+        with this fingerprint have it, too, unless there is no word in it.
+        """
+        found, unknown = [""] * len(page), []
+        for index, (match, fingerprint) in enumerate(zip(page, prints, strict=True)):
+            key = (match.name, fingerprint)
+            if key not in self._types and len(self._types) >= _MAX_GROUPS:
+                continue
+            seen = self._types.setdefault(key, Counter())
+            if len(seen) == 1 and seen.total() >= _TYPES_READ and any(map(str.isalpha, fingerprint)):
+                found[index] = next(iter(seen))
+            else:
+                unknown.append((index, seen))
+        types = yield from _error_types(self._context, [page[index] for index, _ in unknown])
+        for (index, seen), kind in zip(unknown, types, strict=True):
+            found[index] = kind
+            seen[kind] += 1
+        return found
+
+
+def group_failures(
+    context: QueueContext, wanted: JobFilter, newer_than: Duration | None, scan: int, progress: Progress | None
+) -> Operation[FailureGroups]:
+    """Group the failed jobs of a queue that match, newest first, until ``scan`` jobs have been read."""
+    failures, wanted = _Failures(context), wanted.at(context.now_ms(), None, newer_than)
+    search = JobSearch(context, wanted, more=("name", "failedReason", "finishedOn"))
+    total = yield from search.count()
+    while search.scanned < scan and (page := (yield from search.next())) is not None:
+        yield from failures.add(page)
+        if progress is not None:
+            progress(search.scanned, min(total, scan))
+    return FailureGroups(failures.most_frequent(), search.scanned, total)
+
+
+def _error_types(context: QueueContext, jobs: Sequence[Match]) -> Operation[list[str]]:
+    """Return the class of each failed job's error, from its last traceback; ``""`` if that is not known."""
+    types: list[str] = []
+    for start in range(0, len(jobs), _TRACES_PER_ROUND_TRIP):
+        part = jobs[start : start + _TRACES_PER_ROUND_TRIP]
+        rows: list[list[bytes | None]] = yield [job_fields(context.keys, job.id, ("stacktrace",)) for job in part]
+        for job, (stored,) in zip(part, rows, strict=True):
+            traces = json_field({b"stacktrace": stored or b"[]"}, b"stacktrace")
+            last = traces[-1] if isinstance(traces, list) and traces else ""
+            types.append(error_type(job.reason, last) if isinstance(last, str) else "")
+    return types

@@ -393,6 +393,9 @@ class AnyAsyncClient(Protocol):
     async def run_many(self, calls: Sequence[Call[Any]], deadline_ms: int | None = None) -> list[Any]:
         """Make several calls in one round trip (to each node), until ``deadline_ms``; errors as in ``SyncClient``."""
 
+    async def try_many(self, calls: Sequence[Call[Any]], deadline_ms: int | None = None) -> list[Any]:
+        """:meth:`run_many` for independent calls; the result of a failed call is its error."""
+
     async def connect(self, deadline_ms: int | None = None) -> None:
         """Connect now instead of on the first call; ``deadline_ms`` as in :meth:`run_many`."""
 

@@ -24,7 +24,7 @@ __all__ = [
     "run_async",
     "run_generator",
     "run_sync",
-    "run_together",
+    "together",
     "transaction",
 ]
 
@@ -38,10 +38,6 @@ Operation = Generator[Sequence[Call[Any]], list[Any], R]
 
 class _Runner(Protocol):
     def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]: ...
-
-
-class _Trier(Protocol):
-    def try_many(self, calls: Sequence[Call[Any]]) -> list[Any]: ...
 
 
 class _AsyncRunner(Protocol):
@@ -59,10 +55,11 @@ def run_sync(client: _Runner, operation: Operation[R]) -> R:
     return run_generator(operation, client.run_many)
 
 
-def run_together(client: _Trier, operations: Sequence[Operation[R]]) -> list[R | BulltaskError]:
-    """Run independent operations in the same round trips; the result of one that failed is its error.
+def together(operations: Sequence[Operation[R]]) -> Generator[list[Call[Any]], list[Any], list[R | BulltaskError]]:
+    """Yield the calls of independent operations, whose steps share round trips; an operation that failed is its error.
 
-    Raises ``BrokerUnavailableError`` if the connection broke; it is unknown which operations were executed.
+    Unlike an operation, it receives the error of a call that failed instead of a result, as ``try_many`` returns it. If
+    the connection breaks, it is unknown which operations were executed.
     """
     results: list[Any] = [None] * len(operations)
     waiting: list[tuple[int, Sequence[Call[Any]]]] = []
@@ -82,7 +79,7 @@ def run_together(client: _Trier, operations: Sequence[Operation[R]]) -> list[R |
         advance(number, None)
     while waiting:
         asked, waiting = waiting, []
-        replies = iter(client.try_many([call for _, calls in asked for call in calls]))
+        replies = iter((yield [call for _, calls in asked for call in calls]))
         for number, calls in asked:
             advance(number, [next(replies) for _ in calls])
     return results

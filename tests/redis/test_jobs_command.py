@@ -15,9 +15,9 @@ from click.testing import Result
 from redis import Redis
 
 from bulltask import App
-from bulltask.cli import jobs as jobs_command
-from bulltask.queue import FlowJob, FlowProducer
-from bulltask.transport.operation import run_together
+from bulltask.errors import ConfigError
+from bulltask.queue import FlowJob, FlowProducer, search
+from bulltask.queue.context import QueueContext
 from tests.redis.conftest import Run
 from tests.support.command_output import json_of
 
@@ -163,21 +163,26 @@ def test_jobs_that_cannot_be_changed_are_named_and_the_others_are_changed(app: A
     assert bulltask("jobs", "mail", "--state", "active", "--revoke", "--terminate", "--yes").exit_code == 0
 
 
-def test_an_interrupted_change_continues_when_the_command_is_repeated(
-    app: App, bulltask: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    app.queue("mail").add_bulk([{"name": "send", "options": {"delay": 3600}}] * 5)
-    changed = 0
+def interrupt_third_round_trip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupt a bulk change, which changes one job in each round trip, once."""
+    changed, run_together = 0, QueueContext.run_together
 
-    def interrupted(client: Any, operations: Any) -> list[Any]:
+    def interrupted(context: QueueContext, operations: Any) -> list[Any]:
         nonlocal changed
         changed += 1
         if changed == 3:
             raise KeyboardInterrupt
-        return run_together(client, operations)
+        return run_together(context, operations)
 
-    monkeypatch.setattr(jobs_command, "_PER_ROUND_TRIP", 1)
-    monkeypatch.setattr(jobs_command, "run_together", interrupted)
+    monkeypatch.setattr(search, "_CHANGED_PER_ROUND_TRIP", 1)
+    monkeypatch.setattr(QueueContext, "run_together", interrupted)
+
+
+def test_an_interrupted_change_continues_when_the_command_is_repeated(
+    app: App, bulltask: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.queue("mail").add_bulk([{"name": "send", "options": {"delay": 3600}}] * 5)
+    interrupt_third_round_trip(monkeypatch)
     first = bulltask("jobs", "mail", "--promote", "--yes")
     assert (first.exit_code, "2 of 5 jobs promoted" in first.stdout) == (1, True)
     assert "Run the same command again to continue" in first.stderr
@@ -290,3 +295,60 @@ def test_jobs_are_listed_in_the_order_in_which_they_run(app: App, bulltask: Run)
     queue = app.queue("mail")
     late, soon = queue.add("late", priority=2), queue.add("soon")
     assert ids_of(bulltask("jobs", "mail", "--json")) == [soon.id, late.id]
+
+
+@pytest.mark.every_topology
+def test_a_program_counts_the_jobs_that_match_and_changes_exactly_these(app: App) -> None:
+    queue = app.queue("mail")
+    add_failed(app, FAILED)
+    change = queue.bulk("retry", error="refused")
+    seen: list[tuple[int, int]] = []
+    assert (change.find(lambda *counts: seen.append(counts)), seen, queue.get_failed_count()) == (2, [(3, 3)], 3)
+    add_failed(app, {"send": "host 19 refused"})
+    seen.clear()
+    assert (change.run(lambda *counts: seen.append(counts)), change.errors, seen) == (2, [], [(2, 2)])
+    assert [job.failed_reason for job in queue.get_failed()] == ["host 19 refused", "no paper"]
+    assert queue.bulk("remove", states="failed", task="report", newer_than=3600).run() == 1
+    assert queue.bulk("revoke", limit=1).run() == 1
+
+
+@pytest.mark.one_server
+async def test_coroutines_change_and_group_jobs_by_a_filter(app: App) -> None:
+    ids = add_failed(app, FAILED)
+    queue = app.aqueue("mail")
+    found = await queue.group_failures(task="send")
+    assert [(group.error, group.count, group.example) for group in found.groups] == [("host # refused", 2, ids[1])]
+    assert (found.scanned, found.total) == (3, 3)
+    change = queue.bulk("retry")
+    assert await change.find() == 3
+    assert await queue.remove(ids[0])
+    assert await change.run() == 2
+    assert [(job_id, error.job_id) for job_id, error in change.errors] == [(ids[0], ids[0])]
+    assert change.reasons.total() == 1
+
+
+def test_an_interrupted_change_of_a_program_continues_where_it_was(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    app.queue("mail").add_bulk([{"name": "send", "options": {"delay": 3600}}] * 5)
+    interrupt_third_round_trip(monkeypatch)
+    change = app.queue("mail").bulk("promote")
+    with pytest.raises(KeyboardInterrupt):
+        change.run()
+    assert (change.done, change.matched) == (2, 5)
+    assert (change.run(), change.errors) == (5, [])
+
+
+@pytest.mark.parametrize(
+    ("action", "conditions"),
+    [
+        ("retyr", {}),
+        ("remove", {}),
+        ("retry", {"states": "active"}),
+        ("retry", {"older_than": -1}),
+        ("retry", {"limit": 0}),
+    ],
+)
+def test_an_impossible_change_is_refused_before_anything_is_read(
+    app: App, action: str, conditions: Mapping[str, Any]
+) -> None:
+    with pytest.raises(ConfigError):
+        app.queue("mail").bulk(action, **conditions)

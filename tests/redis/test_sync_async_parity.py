@@ -15,10 +15,12 @@ from typing import Any, Final
 import pytest
 
 from bulltask.queue import (
+    AsyncBulkChange,
     AsyncFlowProducer,
     AsyncJob,
     AsyncQueue,
     AsyncQueueEvents,
+    BulkChange,
     FlowJob,
     FlowProducer,
     Job,
@@ -43,6 +45,7 @@ TWINS: Final[dict[str, tuple[type, type]]] = {
         (FlowProducer, AsyncFlowProducer),
         (JobSchedulers, AsyncJobSchedulers),
         (Repeatables, AsyncRepeatables),
+        (BulkChange, AsyncBulkChange),
         (QueueEvents, AsyncQueueEvents),
     ]
 }
@@ -144,6 +147,7 @@ QUEUE: Final[dict[str, tuple[Scenario, Any]]] = {
         ["#1", "#2"],
     ),
     "add_job_log": (lambda s: s.queue.add_job_log(s.add().id, "line", 5), 1),
+    "bulk": (after(lambda s: s.add_failed(), then=lambda s: s.queue.bulk("retry").run()), 1),
     "check_stalled": (check_stalled_job, ["#1"]),
     "clean": (clean_completed, ["#1"]),
     "close": (after(add_two, lambda s: s.queue.close(), then=lambda s: s.queue.count()), 2),
@@ -237,6 +241,10 @@ QUEUE: Final[dict[str, tuple[Scenario, Any]]] = {
     "get_workers": (with_worker(lambda s: [worker.name for worker in s.queue.get_workers()]), ["mine"]),
     "get_worker_states": (with_worker(lambda s: s.queue.get_worker_states()), {}),  # Node's worker reports none
     "get_workers_count": (with_worker(lambda s: s.queue.get_workers_count()), 1),
+    "group_failures": (
+        after(lambda s: s.add_failed(), then=lambda s: [group.error for group in s.queue.group_failures().groups]),
+        ["no"],
+    ),
     "is_maxed": (reach_concurrency, True),
     "is_paused": (after(lambda s: s.queue.pause(), then=lambda s: s.queue.is_paused()), True),
     "iter_jobs": (
@@ -522,6 +530,11 @@ def close_events(side: ApiForm) -> Any:
     return events.next(30)
 
 
+BULK: Final[dict[str, tuple[Scenario, Any]]] = {
+    "find": (after(lambda s: s.add_failed(), then=lambda s: s.queue.bulk("retry").find()), 1),
+    "run": (after(add_two, then=lambda s: s.queue.bulk("remove", states="waiting", limit=1).run()), 1),
+}
+
 EVENTS: Final[dict[str, tuple[Scenario, Any]]] = {
     "close": (close_events, None),
     "listen": (listen_in_background, True),
@@ -541,6 +554,7 @@ CASES: Final = {
         "FlowProducer": FLOWS,
         "JobSchedulers": SCHEDULERS,
         "Repeatables": REPEATABLES,
+        "BulkChange": BULK,
         "QueueEvents": EVENTS,
     }.items()
     for name, case in cases.items()

@@ -8,13 +8,13 @@ import inspect
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from bulltask.queue import AsyncJob, AsyncQueue
+from bulltask.queue import AsyncBulkChange, AsyncJob, AsyncQueue
 from bulltask.queue.aio.repeatables import AsyncRepeatables
 from bulltask.queue.aio.schedulers import AsyncJobSchedulers
 
 __all__ = ["SyncFacade"]
 
-_WRAPPED = (AsyncJob, AsyncQueue, AsyncRepeatables, AsyncJobSchedulers)
+_WRAPPED = (AsyncBulkChange, AsyncJob, AsyncQueue, AsyncRepeatables, AsyncJobSchedulers)
 
 
 class SyncFacade:
@@ -28,6 +28,8 @@ class SyncFacade:
         if inspect.isasyncgenfunction(attribute):
             return lambda *args, **options: self._iterate(attribute(*args, **options))
         if not inspect.iscoroutinefunction(attribute):
+            if inspect.ismethod(attribute):
+                return lambda *args, **options: self._wrap(attribute(*args, **options))
             return self._wrap(attribute)
 
         @functools.wraps(attribute)

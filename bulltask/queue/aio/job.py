@@ -1,4 +1,4 @@
-"""``AsyncJob``: a job in a queue."""
+"""``AsyncJob``: a job in a queue; and ``AsyncBulkChange``: a change of many jobs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from bulltask.queue import manual
 from bulltask.queue.context import checked
 from bulltask.queue.fields import ChildFailures, Dependencies, JobFields, JobLogs
 from bulltask.queue.reasons import Explanation, explain_job, unreachable
+from bulltask.queue.search import BulkChangeBase, Progress
 from bulltask.transport.scripts import flow as flow_scripts
 from bulltask.transport.scripts import job as scripts
 
-__all__ = ["AsyncJob"]
+__all__ = ["AsyncBulkChange", "AsyncJob"]
 
 _OUTCOMES: Final = {"failed": "failed_reason", "completed": "returnvalue"}
 
@@ -337,3 +338,28 @@ class AsyncJob(JobFields):
             Exception: The job failed: see :meth:`bulltask.result.AsyncResult.get`.
         """
         return await self.result().aget(timeout)
+
+
+class AsyncBulkChange(BulkChangeBase):
+    """A change of all jobs of a queue that match a filter; see :meth:`bulltask.queue.aio.queue.AsyncQueue.bulk`."""
+
+    async def find(self, progress: Progress | None = None) -> int:
+        """Find the jobs that match now, and return their number; nothing is changed.
+
+        ``progress(scanned, total)`` is called after each page.
+        """
+        return await self._context.arun(self._find(progress))
+
+    async def run(self, progress: Progress | None = None) -> int:
+        """Change the jobs that :meth:`find` has found, 200 per round trip, and return how many were changed.
+
+        Jobs for which the change is no longer possible are left alone; ``reasons`` and ``errors`` name them. If it is
+        interrupted, call it again to continue; jobs that were just changed may then be among ``errors``.
+
+        ``progress(changed, matched)`` is called after each round trip.
+        """
+        if not self._is_found:
+            await self.find()
+        while jobs := self._next():
+            self._note(jobs, await self._context.arun_together(self._changes(jobs)), progress)
+        return self.done

@@ -1,5 +1,5 @@
 # Generated from bulltask/queue/aio/job.py by tools/generate_sync.py (make sync): do not edit.
-"""``Job``: a job in a queue."""
+"""``Job``: a job in a queue; and ``BulkChange``: a change of many jobs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from bulltask.queue import manual
 from bulltask.queue.context import checked
 from bulltask.queue.fields import ChildFailures, Dependencies, JobFields, JobLogs
 from bulltask.queue.reasons import Explanation, explain_job, unreachable
+from bulltask.queue.search import BulkChangeBase, Progress
 from bulltask.transport.scripts import flow as flow_scripts
 from bulltask.transport.scripts import job as scripts
 
-__all__ = ["Job"]
+__all__ = ["BulkChange", "Job"]
 
 _OUTCOMES: Final = {"failed": "failed_reason", "completed": "returnvalue"}
 
@@ -332,3 +333,28 @@ class Job(JobFields):
             Exception: The job failed: see :meth:`bulltask.result.AsyncResult.get`.
         """
         return self.result().get(timeout)
+
+
+class BulkChange(BulkChangeBase):
+    """A change of all jobs of a queue that match a filter; see :meth:`bulltask.queue.sync.queue.Queue.bulk`."""
+
+    def find(self, progress: Progress | None = None) -> int:
+        """Find the jobs that match now, and return their number; nothing is changed.
+
+        ``progress(scanned, total)`` is called after each page.
+        """
+        return self._context.run(self._find(progress))
+
+    def run(self, progress: Progress | None = None) -> int:
+        """Change the jobs that :meth:`find` has found, 200 per round trip, and return how many were changed.
+
+        Jobs for which the change is no longer possible are left alone; ``reasons`` and ``errors`` name them. If it is
+        interrupted, call it again to continue; jobs that were just changed may then be among ``errors``.
+
+        ``progress(changed, matched)`` is called after each round trip.
+        """
+        if not self._is_found:
+            self.find()
+        while jobs := self._next():
+            self._note(jobs, self._context.run_together(self._changes(jobs)), progress)
+        return self.done

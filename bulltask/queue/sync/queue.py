@@ -26,7 +26,8 @@ from bulltask.queue.fields import (
 )
 from bulltask.queue.manual import Acquisition
 from bulltask.queue.reasons import Explanation, explain_job, explain_queue, unreachable
-from bulltask.queue.sync.job import Job
+from bulltask.queue.search import SCANNED, FailureGroups, JobFilter, Progress, group_failures
+from bulltask.queue.sync.job import BulkChange, Job
 from bulltask.queue.sync.repeatables import Repeatables
 from bulltask.queue.sync.schedulers import JobSchedulers
 from bulltask.transport.call import command, text
@@ -165,6 +166,43 @@ class Queue(QueueBase):
         """Promote all delayed jobs, ``count`` (at most 500) per call; their priorities are ignored (as in BullMQ 5)."""
         self._context.run(read.move_to_wait(self._context, "delayed", count, None))
 
+    def bulk(  # noqa: PLR0913 - each is a condition
+        self,
+        action: str,
+        *,
+        states: Iterable[str] | str = (),
+        task: str | None = None,
+        error: str | None = None,
+        text: str | None = None,
+        older_than: Duration | None = None,
+        newer_than: Duration | None = None,
+        limit: int | None = None,
+        scan: int | None = None,
+        terminate: bool = False,
+    ) -> BulkChange:
+        """Prepare a change of all jobs that satisfy some conditions, as ``bulltask jobs`` makes it.
+
+        Its ``find()`` counts the jobs, and its ``run()`` changes exactly these.
+
+        Args:
+            action: ``retry`` (failed jobs; with ``states="completed"``, completed ones), ``promote``, ``remove`` or
+                ``revoke``.
+            states: Only jobs in these states; ``remove`` needs one. ``waiting`` are all that could run now.
+            task: Only jobs of this task.
+            error: Only jobs whose last attempt failed with a reason that contains this. ``retry`` leaves revoked jobs
+                failed, unless this names their error.
+            text: Only jobs with this in their id, task, data as stored, or error.
+            older_than, newer_than: Only jobs that finished, or were added, longer ago, or since then.
+            limit: Maximum number of jobs, the newest finished ones (default: all).
+            scan: Maximum number of jobs to read (default: all).
+            terminate: With ``revoke``: cancel running jobs, too.
+        """
+        wanted = JobFilter(
+            states=(states,) if isinstance(states, str) else tuple(states), task=task, error=error, text=text
+        )
+        ages, limits = (older_than, newer_than), (limit, scan)
+        return BulkChange(self._context, action, wanted, ages, limits, terminate=terminate)
+
     # ---- pausing and limits --------------------------------------------------------------------------------------
 
     def pause(self, *, by: str = "") -> None:
@@ -287,6 +325,28 @@ class Queue(QueueBase):
         while (page := self._context.run(pages.next())) is not None:
             for stored in page:
                 yield Job(self._context, stored)
+
+    def group_failures(
+        self,
+        *,
+        task: str | None = None,
+        error: str | None = None,
+        newer_than: Duration | None = None,
+        scan: int = SCANNED,
+        progress: Progress | None = None,
+    ) -> FailureGroups:
+        """Group the failed jobs by task and error, as ``bulltask failures`` does.
+
+        Args:
+            task: Only jobs of this task.
+            error: Only jobs that failed with a reason that contains this.
+            newer_than: Only jobs that failed since then.
+            scan: Maximum number of failed jobs to read, newest first.
+            progress: ``progress(scanned, total)`` is called after each page.
+        """
+        wanted = JobFilter(states=("failed",), task=task, error=error)
+        check_positive(scan, "scan")
+        return self._context.run(group_failures(self._context, wanted, newer_than, scan, progress))
 
     def get_job_counts(self, *states: str) -> dict[str, int]:
         """Count the jobs in each of ``states`` (default: all eight)."""
