@@ -38,7 +38,7 @@ from bulltask.cli.terminal import (
 from bulltask.jobs.schedules import Scheduler
 from bulltask.lake.formatting import pluralize
 from bulltask.queue import Queue
-from bulltask.queue.search import JobFilter, JobSearch, Match
+from bulltask.queue.search import JobFilter, JobSearch, LastRun, Match, last_runs
 
 __all__ = ["schedule"]
 
@@ -66,20 +66,27 @@ def schedule() -> None:
 def list_command(ctx: click.Context, /, *, queues: str | None, **options: Any) -> None:
     """List the schedules of queues, up to 1,000 of each queue.
 
+    'last' is when the last job finished, or when it started if it runs, or was removed, and 'state' its state. '-' is
+    not known, or there was none.
+
     Exit codes: 0 (done), 1 (an error), 4 (there is no such queue).
     """
     with closing(load_app_or_broker(ctx, options)) as app:
         found = [app.queue(name) for name in chosen_queues(app, queues)]
-        rows = [(queue.name, item) for queue in found for item in queue.schedulers.list(0, _MAX_LISTED - 1, asc=True)]
+        rows: list[tuple[str, Scheduler, LastRun | None]] = []
+        for queue in found:
+            items = queue.schedulers.list(0, _MAX_LISTED - 1, asc=True)
+            runs = queue.context.run(last_runs(queue.context, items)) if items else []
+            rows += [(queue.name, *row) for row in zip(items, runs, strict=True)]
         total = sum(queue.schedulers.count() for queue in found)
     rows.sort(key=lambda row: row[1].next_ms)
     if options["as_json"]:
-        print_json({"schedules": [_to_json(queue, item) for queue, item in rows]})
+        print_json({"schedules": [{**_to_json(queue, item), "last": _last_json(last)} for queue, item, last in rows]})
         return
     if rows:
         now = datetime.now(UTC)
-        head = ("queue", "id", "task", "rule", "next", "jobs")
-        echo(as_table(head, [_row(queue, item, now) for queue, item in rows]))
+        head = ("queue", "id", "task", "rule", "last", "state", "next", "jobs")
+        echo(as_table(head, [_row(*row, now) for row in rows]))
     left = f" of {total:,}" if total > len(rows) else ""
     echo(f"{pluralize(len(rows), 'schedule')}{left} in {pluralize(len(found), 'queue')}", err=True)
 
@@ -89,7 +96,7 @@ def list_command(ctx: click.Context, /, *, queues: str | None, **options: Any) -
 @click.argument("scheduler_id", metavar="ID")
 @operator_options
 def show(ctx: click.Context, /, *, queue: str, scheduler_id: str, **options: Any) -> None:
-    """Show the schedule ID of QUEUE, and its last jobs among the newest 1,000 finished ones of the queue.
+    """Show the schedule ID of QUEUE, its last job, and others among the newest 1,000 finished ones of the queue.
 
     Exit codes: 0 (done), 1 (an error), 4 (there is no such schedule).
     """
@@ -98,13 +105,14 @@ def show(ctx: click.Context, /, *, queue: str, scheduler_id: str, **options: Any
         item = found.schedulers.get(scheduler_id)
         if item is None:
             raise _missing(found, scheduler_id)
+        (newest,) = found.context.run(last_runs(found.context, [item]))
         last = _last_jobs(found, scheduler_id)
     if options["as_json"]:
         jobs = [
             {"id": job.id, "state": job.state, "finished_at": iso(job.since_ms), "failed_reason": job.reason or None}
             for job in last
         ]
-        print_json({**_to_json(found.name, item), "last_jobs": jobs})
+        print_json({**_to_json(found.name, item), "last": _last_json(newest), "last_jobs": jobs})
         return
     now = datetime.now(UTC)
     next_at = time_of(item.next_ms)
@@ -120,10 +128,12 @@ def show(ctx: click.Context, /, *, queue: str, scheduler_id: str, **options: Any
         "options": json.dumps(dict(item.opts), ensure_ascii=False),
     }
     echo(f"{in_one_line(item.id)}, queue {in_one_line(found.name)}")
-    runs = (
+    runs = [
         ("last", f"{stamp(time_of(job.since_ms))}  {job.state}{job.reason and f': {in_one_line(job.reason)}'}")
         for job in last
-    )
+    ]
+    if newest is not None and newest.id not in {job.id for job in last}:
+        runs.insert(0, ("last", f"{stamp(time_of(newest.at_ms))}  {newest.state}"))
     echo("\n".join(field_lines([*fields.items(), *runs])))
 
 
@@ -226,10 +236,15 @@ def _rule(item: Scheduler) -> str:
     return f"{item.pattern}{f' ({item.tz})' if item.tz else ''}"
 
 
-def _row(queue: str, item: Scheduler, now: datetime) -> tuple[str, ...]:
-    next_at = time_of(item.next_ms)
+def _row(queue: str, item: Scheduler, last: LastRun | None, now: datetime) -> tuple[str, ...]:
+    times = time_of(last and last.at_ms), time_of(item.next_ms)
+    last_at, next_at = ("-" if moment is None else ago(moment, now) for moment in times)
     texts = map(in_one_line, (queue, item.id, item.name, _rule(item)))
-    return (*texts, "-" if next_at is None else ago(next_at, now), f"{item.iterations:,}")
+    return (*texts, last_at, "-" if last is None else last.state, next_at, f"{item.iterations:,}")
+
+
+def _last_json(last: LastRun | None) -> dict[str, Any] | None:
+    return None if last is None else {"at": iso(last.at_ms), "id": last.id or None, "state": last.state}
 
 
 def _to_json(queue: str, item: Scheduler) -> dict[str, Any]:

@@ -228,6 +228,10 @@ def _text(values: frozenset[int], low: int, high: int) -> str:
     return ",".join(str(value) for value in sorted(values))
 
 
+_SECOND_MS: Final = 1_000
+_TEN_YEARS_MS: Final = 315_532_800_000
+
+
 class Rule(TypedDict, total=False):
     """A job scheduler's schedule, with either ``every`` or ``cron``. ``None`` is the same as leaving an option out.
 
@@ -341,6 +345,28 @@ class Repeat:
         time_ms = Cron.parse(self.pattern).next_ms(max(after_ms, self.start_ms or 0), zone)
         return None if time_ms is None or (self.end_ms is not None and time_ms > self.end_ms) else time_ms
 
+    def previous_ms(self, before_ms: int, default_zone: tzinfo) -> int | None:
+        """Return the time before ``before_ms``, one of the rule's times; ``None`` if there is none in ten years."""
+        if self.every_ms is not None:
+            return before_ms - self.every_ms
+        low, high, step = before_ms - _SECOND_MS, before_ms, _SECOND_MS
+        while (found := self._between(low, before_ms, default_zone)) is None:
+            low, high, step = low - step, low, 2 * step
+            if step > _TEN_YEARS_MS:
+                return None
+        while high - low > _SECOND_MS:  # there is a time after low, and none after high
+            middle = (low + high) // 2
+            later = self._between(middle, before_ms, default_zone)
+            if later is None:
+                high = middle
+            else:
+                low, found = middle, later
+        return found
+
+    def _between(self, after_ms: int, before_ms: int, default_zone: tzinfo) -> int | None:
+        time_ms = self.next_ms(after_ms, default_zone)
+        return time_ms if time_ms is not None and time_ms < before_ms else None
+
 
 @value_class(kw_only=True, frozen=True)
 class Scheduler:
@@ -373,6 +399,20 @@ class Scheduler:
     def next_job_id(self) -> str:
         """Id of the next iteration's job."""
         return iteration_id(self.id, self.next_ms)
+
+    @property
+    def rule(self) -> Repeat:
+        """Its schedule."""
+        return Repeat(
+            pattern=self.pattern,
+            every_ms=self.every_ms,
+            tz=self.tz,
+            start_ms=self.start_ms,
+            end_ms=self.end_ms,
+            limit=self.limit,
+            offset_ms=self.offset_ms,
+            count=self.iterations,
+        )
 
     @classmethod
     def from_hash(cls, scheduler_id: str, flat: Sequence[bytes], next_ms: int) -> Scheduler:

@@ -442,16 +442,7 @@ def _restoring_call(
 ) -> Call[str] | None:
     """Return the call that adds a missing iteration, and returns the scheduler's id or ``""``; or ``None``."""
     old, finished = stored.scheduler, state == "finished"
-    rule = Repeat(
-        pattern=old.pattern,
-        every_ms=old.every_ms,
-        tz=old.tz,
-        start_ms=old.start_ms,
-        end_ms=old.end_ms,
-        limit=old.limit,
-        offset_ms=old.offset_ms,
-        count=old.iterations,
-    )
+    rule = old.rule
     after_ms = max(now_ms, old.next_ms) if finished else now_ms
     try:
         if (rule.pattern is None) == (rule.every_ms is None) or rule.is_over(now_ms):

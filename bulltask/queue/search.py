@@ -1,4 +1,4 @@
-"""Find jobs by a filter, change many of them, and group failed jobs: ``bulltask jobs`` and ``bulltask failures``.
+"""Find jobs by a filter, change many of them, group failed jobs, and find when schedules ran last.
 
 Redis has no index of jobs, so a search reads a queue's jobs page by page, and of each job only the fields that the
 filter needs. No call blocks Redis for long: a page of ids is one call, and each job is read by another.
@@ -11,24 +11,27 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import tzinfo
 from enum import StrEnum
 from itertools import islice
 from tempfile import SpooledTemporaryFile
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from bulltask.config.urls import redact_secrets
 from bulltask.jobs import codec
-from bulltask.jobs.clock import Duration, to_ms
+from bulltask.jobs.clock import Duration, to_ms, zone_of
 from bulltask.jobs.codec import int_field, json_field, mapping_field
 from bulltask.jobs.errors import BulltaskError, ConfigError, JobError, JobStateError, LockMismatchError
 from bulltask.jobs.failure_reasons import error_fingerprint, plain_reason
 from bulltask.jobs.fields import error_type
 from bulltask.jobs.names import REVOKED, Revocation
+from bulltask.jobs.schedules import Scheduler, iteration_id
 from bulltask.queue.context import QueueContext, check_positive
 from bulltask.queue.fields import STATES_IN_ORDER, JobPages, states_of
+from bulltask.queue.schedulers import SCHEDULING_ERRORS
 from bulltask.transport.call import Call, command
 from bulltask.transport.operation import Operation, execute
-from bulltask.transport.scripts.job import job_fields, promote, remove_job, reprocess_job
+from bulltask.transport.scripts.job import get_state, job_fields, promote, remove_job, reprocess_job
 from bulltask.transport.scripts.queue import (
     DELAYED_SCORE,
     LISTS,
@@ -45,9 +48,11 @@ __all__ = [
     "FailureGroups",
     "JobFilter",
     "JobSearch",
+    "LastRun",
     "Match",
     "Progress",
     "group_failures",
+    "last_runs",
 ]
 
 Progress = Callable[[int, int], object]
@@ -150,6 +155,11 @@ class Match:
     def since_ms(self) -> int:
         """When it finished; when it was created, if it has not finished."""
         return int_field(self._fields, b"finishedOn") or int_field(self._fields, b"timestamp") or 0
+
+    @property
+    def ran_ms(self) -> int:
+        """When it finished; when it started, or was created, if it has not finished."""
+        return int_field(self._fields, b"finishedOn") or int_field(self._fields, b"processedOn") or self.since_ms
 
 
 class JobSearch:
@@ -564,3 +574,84 @@ def _error_types(context: QueueContext, jobs: Sequence[Match]) -> Operation[list
             last = traces[-1] if isinstance(traces, list) and traces else ""
             types.append(error_type(job.reason, last) if isinstance(last, str) else "")
     return types
+
+
+_SCHEDULES_PER_ROUND_TRIP: Final = 200
+_SEARCHED: Final = 1_000
+_RUN_FIELDS: Final = ("name", "timestamp", "opts", "processedOn", "finishedOn")
+
+
+class LastRun(NamedTuple):
+    """The last job of a schedule.
+
+    Attributes:
+        at_ms: When it finished; when it started, or was due, if it has not finished.
+        id: Its id, ``""`` if it is no longer in Redis.
+        state: Its state in BullMQ, ``"removed"`` if it is no longer in Redis.
+    """
+
+    at_ms: int
+    id: str
+    state: str
+
+
+def last_runs(context: QueueContext, schedulers: Sequence[Scheduler]) -> Operation[list[LastRun | None]]:
+    """Return the last job of each schedule, ``None`` if there was none, or nothing is known of it.
+
+    Its id follows from the schedule's times, unless it ran late. Then, it is searched among the active jobs and the
+    newest 1,000 finished ones. If it was removed, its next job, which it has added, still tells when it started.
+    """
+    keys, zone = context.keys, zone_of(context.broker.config.timezone)
+    runs: list[LastRun | None] = []
+    missing: dict[str, tuple[int, int]] = {}  # by id: the schedule's position, and when its last job started
+    for start in range(0, len(schedulers), _SCHEDULES_PER_ROUND_TRIP):
+        part = schedulers[start : start + _SCHEDULES_PER_ROUND_TRIP]
+        ids = [(item.next_job_id, iteration_id(item.id, _previous_ms(item, zone))) for item in part]
+        rows: list[list[bytes | None]] = yield [
+            job_fields(keys, job_id, _RUN_FIELDS) for pair in ids for job_id in pair
+        ]
+        states = yield [get_state(keys, job_id) for pair in ids for job_id in pair]
+        fields = [{name.encode(): value for name, value in zip(_RUN_FIELDS, row, strict=True) if value} for row in rows]
+        for index, (item, pair) in enumerate(zip(part, ids, strict=True)):
+            upcoming, previous = fields[2 * index : 2 * index + 2]
+            # If the schedule is over, its last job is still the next one.
+            which = 0 if upcoming.keys() & {b"processedOn", b"finishedOn"} else 1
+            if which == 0 or previous:
+                job = Match(pair[which], str(states[2 * index + which]), (upcoming, previous)[which])
+                runs.append(LastRun(job.ran_ms, job.id, job.state))
+                continue
+            runs.append(None)
+            if item.iterations > 1:
+                repeat = (mapping_field(upcoming, b"opts") or {}).get("repeat")
+                count = repeat.get("count") if isinstance(repeat, Mapping) else None
+                by_last = isinstance(count, int) and count > 1  # and not by who has changed the schedule
+                missing[item.id] = start + index, (int_field(upcoming, b"timestamp") or 0) if by_last else 0
+    if missing:
+        yield from _search_runs(context, missing, runs)
+    return runs
+
+
+def _previous_ms(item: Scheduler, zone: tzinfo) -> int:
+    if not (item.pattern or item.every_ms):
+        return 0
+    try:
+        return item.rule.previous_ms(item.next_ms, zone) or 0
+    except SCHEDULING_ERRORS:
+        return 0  # the rule is malformed
+
+
+def _search_runs(
+    context: QueueContext, missing: dict[str, tuple[int, int]], runs: list[LastRun | None]
+) -> Operation[None]:
+    for state in ("active", *_FINISHED):
+        search = JobSearch(context, JobFilter(states=(state,)), more=("rjk", "finishedOn", "processedOn"))
+        while search.scanned < _SEARCHED and (page := (yield from search.next())) is not None:
+            for match in page:
+                if (scheduler_id := match.text("rjk")) in missing:
+                    position, _ = missing[scheduler_id]
+                    found = LastRun(match.ran_ms, match.id, state)
+                    known = runs[position]
+                    runs[position] = found if known is None else max(known, found)
+    for position, started_ms in missing.values():
+        if runs[position] is None and started_ms:
+            runs[position] = LastRun(started_ms, "", "removed")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from bulltask import App
-from bulltask.queue import FlowJob, Job, Queue
+from bulltask.jobs.schedules import Rule
+from bulltask.queue import AddOptions, FlowJob, Job, Queue
 from tests.redis.conftest import Run
 from tests.support.command_output import json_of
 
@@ -158,6 +160,43 @@ def test_a_schedule_is_shown_with_its_last_jobs(app: App, bulltask: Run) -> None
     text = bulltask("schedule", "show", "mail", "often").stdout
     assert "rule       every 60.0 s\n" in text
     assert "  completed\n" in text
+
+
+def test_the_list_of_schedules_says_when_each_ran_last_and_how_it_ended(app: App, bulltask: Run) -> None:
+    queue = app.queue("mail")
+    queue.schedulers.upsert("never", every=3600, start=datetime.now(UTC) + timedelta(hours=1))
+    schedules: list[tuple[str, Rule, AddOptions]] = [
+        ("running", {"every": 60}, {}),
+        ("failed", {"every": 60}, {"attempts": 1}),
+        ("late", {"cron": "0 3 * * *", "immediately": True}, {}),
+        ("kept-not", {"every": 60}, {"remove_on_complete": True}),
+        ("over", {"every": 60, "limit": 1}, {}),
+    ]
+    acquired = {}
+    for name, rule, options in schedules:
+        queue.schedulers.upsert(name, options=options, **rule)
+        job = queue.get_next_job("token")
+        assert job is not None
+        acquired[name] = job
+    acquired["failed"].move_to_failed("no")
+    for name in ("late", "kept-not", "over"):
+        acquired[name].move_to_completed(None)
+    listed = json_of(bulltask("schedule", "list", "--json"), "schedule list")["schedules"]
+    last = {row["id"]: row["last"] for row in listed}
+    assert last.pop("never") is None
+    assert {name: (run["state"], run["id"]) for name, run in last.items()} == {
+        "running": ("active", acquired["running"].id),
+        "failed": ("failed", acquired["failed"].id),
+        "late": ("completed", acquired["late"].id),
+        "kept-not": ("removed", None),
+        "over": ("completed", acquired["over"].id),
+    }
+    assert all(datetime.fromisoformat(run["at"]) > datetime.now(UTC) - timedelta(minutes=1) for run in last.values())
+    rows = {line.split()[1]: line for line in bulltask("schedule", "list").stdout.splitlines()}
+    assert re.search(r"every 60\.0 s +\d\.\d{3} s ago +failed +in ", rows["failed"])
+    assert re.search(r"every 60\.0 min +- +- +in ", rows["never"])
+    shown = bulltask("schedule", "show", "mail", "running")
+    assert re.search(r"^last +\S+ \S+  active$", shown.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,22 @@ def test_the_next_iteration_of_a_pattern_has_its_time_in_the_job_id() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("pattern", "before", "previous"),
+    [
+        ("0 3 * * *", "2026-05-02T03:00", "2026-05-01T03:00"),
+        ("*/5 9-17 * * mon-fri", "2026-05-04T09:00", "2026-05-01T17:55"),
+        ("* * * * * *", "2026-05-01T00:00:01", "2026-05-01T00:00:00"),
+        ("0 0 29 2 *", "2028-02-29T00:00", "2024-02-29T00:00"),
+    ],
+)
+def test_the_time_before_one_is_the_last_at_which_the_pattern_matches(pattern: str, before: str, previous: str) -> None:
+    before_ms, previous_ms = (
+        round(datetime.fromisoformat(f"{text}+00:00").timestamp() * 1000) for text in (before, previous)
+    )
+    assert Repeat(pattern=pattern).previous_ms(before_ms, UTC) == previous_ms
+
+
 def test_the_next_time_of_an_interval_is_computed_by_the_script() -> None:
     following = next_iteration(job({"every": 1000, "count": 1}, prevMillis=NOON), NOON, UTC)
     assert following is not None
