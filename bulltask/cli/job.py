@@ -268,7 +268,7 @@ def _redis_fields(redis_job: _FoundJob) -> list[tuple[str, object]]:
         ("finished", finished and stamp(finished)),
         ("delay", job.delay_ms and duration_text(job.delay_ms / 1000)),
         ("priority", job.priority),
-        ("attempts", f"{job.attempts_made} of {max(1, job.attempts)} made, {job.attempts_started} started"),
+        ("attempts", _attempts_text(job)),
         ("stalls", job.stalled_count),
         ("crashes", redis_job.crashes and f"{redis_job.crashes} (child processes that died; its log has when)"),
         ("reason", job.failed_reason),
@@ -280,6 +280,14 @@ def _redis_fields(redis_job: _FoundJob) -> list[tuple[str, object]]:
         ("children", _children(redis_job)),
         ("scheduler", job.scheduler_id),
     ]
+
+
+def _attempts_text(job: Job) -> str:
+    made, limit, started = job.attempts_made, max(1, job.attempts), job.attempts_started
+    if made <= limit:
+        return f"{made} of {limit} made, {started} started"
+    more = f"{made - limit} more than the {limit} of its options: it was retried, or its task sets max_retries"
+    return f"{made} made, {started} started; {more}"
 
 
 def _children(found: _FoundJob) -> str:

@@ -22,6 +22,7 @@ from bulltask.cli.options import (
     queues_option,
 )
 from bulltask.cli.terminal import (
+    age_text,
     ago,
     as_table,
     check_can_ask,
@@ -42,7 +43,7 @@ from bulltask.queue.search import SCANNED, Action, JobFilter, JobSearch
 __all__ = ["failures", "failures_json", "failures_text", "group_failures", "jobs"]
 
 _SHOWN: Final = 50
-_MAX_REASON: Final = 80
+_MAX_REASON: Final = 78
 
 
 @click.command("jobs", short_help="List, retry, promote, remove or revoke a queue's jobs by a filter.")
@@ -77,6 +78,9 @@ _MAX_REASON: Final = 80
 @operator_options
 def jobs(ctx: click.Context, /, *, queue: str | None, oldest: bool, **options: Any) -> None:
     """List the jobs of QUEUE, or change all jobs that match: add --retry, --promote, --remove or --revoke.
+
+    'age' is the time since a job finished, started or was added; its error is in the line below it. 'attempts' 3/3 +1:
+    it has made one more than its options allow, because it was retried.
 
     Which jobs have been waiting longest, in any queue: --oldest.
 
@@ -173,10 +177,11 @@ def _list(queues: Sequence[Queue], name: str | None, options: dict[str, Any], *,
         return
     if rows:
         now = datetime.now(UTC)
-        head = ("queue", "id", "task", "state", "since", "attempts", "error")
+        head = ("queue", "id", "task", "state", "age", "attempts")
         table = [(in_one_line(job.queue), *_row(job, match.label, now)) for job, match in rows]
         first = 0 if oldest else 1  # the queue is known
-        echo(as_table(head[first:], [row[first:] for row in table]))
+        errors = [in_one_line(redact_secrets(job.failed_reason or ""), _MAX_REASON) for job, _ in rows]
+        echo(as_table(head[first:], [row[first:] for row in table], errors))
     counted = pluralize(len(rows), "job")
     if oldest:
         counted = f"the oldest {counted} of {pluralize(len(queues), 'queue')}"
@@ -194,15 +199,19 @@ def _ago(ms: int, now: datetime) -> str:
 
 
 def _row(job: Job, state: str, now: datetime) -> Sequence[str]:
-    since_ms = job.finished_ms or (job.processed_ms if state == "active" else None) or job.timestamp_ms
+    since = time_of(job.finished_ms or (job.processed_ms if state == "active" else None) or job.timestamp_ms)
     return (
         in_one_line(job.id),
         in_one_line(job.name),
         _state_name(state),
-        _ago(since_ms, now),
-        f"{job.attempts_made}/{max(1, job.attempts)}",
-        in_one_line(redact_secrets(job.failed_reason or ""), _MAX_REASON),
+        "-" if since is None else age_text((now - since).total_seconds()),
+        _attempts(job.attempts_made, max(1, job.attempts)),
     )
+
+
+def _attempts(made: int, limit: int) -> str:
+    """Return ``1/3``; ``3/3 +1`` if a job was retried after its last attempt, or its task has set ``max_retries``."""
+    return f"{min(made, limit)}/{limit}{f' +{made - limit}' if made > limit else ''}"
 
 
 def _to_json(job: Job, state: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from textwrap import wrap
 from typing import Any, Final
 
 import click
@@ -13,7 +14,7 @@ from bulltask.app import App
 from bulltask.cli.app_loader import existing_queue, load_app_or_broker
 from bulltask.cli.groups import HintGroup
 from bulltask.cli.options import confirmation_options, duration_option, operator_options, queues_option
-from bulltask.cli.terminal import as_table, check_can_ask, duration_text, echo, in_one_line, iso, print_json
+from bulltask.cli.terminal import age_text, as_table, check_can_ask, duration_text, echo, in_one_line, iso, print_json
 from bulltask.config.parsers import parse_names, rate_limits
 from bulltask.jobs.errors import BulltaskError, ConfigError
 from bulltask.jobs.names import EVERY_QUEUE, name_in_app
@@ -33,8 +34,9 @@ __all__ = ["keys_of", "queue", "queues"]
 def queues(ctx: click.Context, /, **options: Any) -> None:
     """List the queues of the server: the app's, those that bulltask has used, and those that only Node.js uses.
 
-    'oldest' is for how long the oldest job has been waiting that could run. 'in' and 'out' are the jobs that were
-    added, and that have completed or failed, in the last minute (less if there were many events). '?' cannot be known.
+    'oldest' is for how long the oldest job has been waiting that could run. 'in/min' and 'out/min' are the jobs that
+    were added, and that have completed or failed, per minute, in the last minute (less if there were many events).
+    '?' cannot be known.
 
     Exit codes: 0 (done), 1 (an error), 4 (there is no such queue).
     """
@@ -55,7 +57,8 @@ def queues(ctx: click.Context, /, **options: Any) -> None:
     if overview:
         times = Counter(queue.keys.queue for queue in overview)
         twins = {name for name, count in times.items() if count > 1}  # with a hash tag, and without one
-        echo(as_table(_HEAD, [_row(queue, now_ms, twins) for queue in overview]))
+        notes = [_note(queue, now_ms) for queue in overview]
+        echo(as_table(_HEAD, [_row(queue, twins) for queue in overview], notes))
     else:
         echo(
             f"No queues: no job was sent to {app._broker.endpoint.safe_url} with prefix {app._config.prefix!r}",
@@ -81,16 +84,17 @@ def keys_of(
     return keys, found.scanned_all
 
 
-_HEAD: Final = ("queue", "waiting", "oldest", "active", "delayed", "failed", "completed", "in", "out", "workers", "")
+_HEAD: Final = ("queue", "waiting", "oldest", "active", "delayed", "failed", "in/min", "out/min", "workers")
+_WIDTH: Final = 78
 
 
-def _row(queue: QueueOverview, now_ms: int, twins: Collection[str]) -> tuple[str, ...]:
+def _row(queue: QueueOverview, twins: Collection[str]) -> tuple[str, ...]:
     name, figures = in_one_line(queue.keys.queue), queue.figures
     if queue.keys.queue in twins and queue.keys.name == queue.keys.queue:
         name += " (--no-queue-hash-tag)"
     workers = "?" if queue.workers is None else str(queue.workers)
     if isinstance(figures, BulltaskError):
-        return name, *"?" * 8, workers, in_one_line(str(figures))
+        return name, *"?" * 7, workers
     return (
         name,
         str(figures.waiting),
@@ -98,29 +102,30 @@ def _row(queue: QueueOverview, now_ms: int, twins: Collection[str]) -> tuple[str
         str(figures.active),
         str(figures.delayed - figures.due),
         str(figures.failed),
-        str(figures.completed),
-        _rate(figures.added, figures.window_ms),
-        _rate(figures.finished, figures.window_ms),
+        _per_minute(figures.added, figures.window_ms),
+        _per_minute(figures.finished, figures.window_ms),
         workers,
-        in_one_line(_notes(figures, now_ms)),
     )
 
 
 def _oldest(figures: QueueFigures) -> str:
     if figures.oldest_ms is not None:
-        return duration_text(figures.oldest_ms / 1000)
+        return age_text(figures.oldest_ms / 1000)
     return "?" if figures.waiting else "-"
 
 
-def _rate(jobs: int, window_ms: int | None) -> str:
+def _per_minute(jobs: int, window_ms: int | None) -> str:
     if window_ms is None:
         return "?"
-    per_second = jobs * 1000 / window_ms
-    return f"{per_second:.3g}/s" if per_second >= 1 else f"{per_second * 60:.3g}/min"
+    number = round(jobs * 60_000 / window_ms)
+    return str(number) if number < 100_000 else f"{number / 1000:.0f}k"
 
 
-def _notes(figures: QueueFigures, now_ms: int) -> str:
-    notes = []
+def _note(queue: QueueOverview, now_ms: int) -> str:
+    """Return what is special about a queue, for the lines below its row."""
+    figures, notes = queue.figures, []
+    if isinstance(figures, BulltaskError):
+        return in_one_line(str(figures))
     if figures.is_paused:
         pause = figures.pause
         since = "" if pause is None else f" by {pause.by}, {duration_text((now_ms - pause.at_ms) / 1000)} ago"
@@ -131,7 +136,8 @@ def _notes(figures: QueueFigures, now_ms: int) -> str:
         notes.append(f"limit {figures.max} per {duration_text(figures.duration_ms / 1000)}")
     if figures.waiting_children:
         notes.append(f"{figures.waiting_children} wait for child jobs")
-    return ", ".join(notes)
+    text = in_one_line(", ".join(notes))
+    return "\n  ".join(wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False))
 
 
 def _to_json(queue: QueueOverview) -> dict[str, Any]:

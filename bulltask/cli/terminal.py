@@ -15,6 +15,7 @@ from bulltask.jobs.clock import moment_of
 from bulltask.lake.formatting import CONTROL, json_text, one_line
 
 __all__ = [
+    "age_text",
     "ago",
     "as_table",
     "check_can_ask",
@@ -38,8 +39,11 @@ _NUMBER: Final = re.compile(r"-|[\d,.]+( ?[a-zA-Z%]+)?")
 """A number with an optional unit. Times and ids do not match, although they begin with digits."""
 
 
-def as_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return rows under a header in aligned columns; columns of numbers are right-aligned."""
+def as_table(head: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> str:
+    """Return rows under a header in aligned columns, and below each row its note, unless that is ``""``.
+
+    Columns of numbers are right-aligned.
+    """
     rows = [[one_line(text) for text in row] for row in rows]
     widths = [max(len(row[index]) for row in (head, *rows)) for index in range(len(head))]
     right = [bool(rows) and all(_NUMBER.fullmatch(row[index]) for row in rows) for index in range(len(head))]
@@ -50,7 +54,8 @@ def as_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         ).rstrip()
         for row in (head, *rows)
     ]
-    return "\n".join(lines)
+    below = [f"\n  {note}" if note else "" for note in ("", *(notes or [""] * len(rows)))]
+    return "\n".join(map("".join, zip(lines, below, strict=True)))
 
 
 def safe(text: str) -> str:
@@ -128,6 +133,13 @@ def duration_text(seconds: float | None) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"
     return f"{seconds:.3f} s" if seconds < 10 else f"{seconds:.1f} s"
+
+
+def age_text(seconds: float) -> str:
+    """Return :func:`duration_text` in at most 7 characters: ``0.1 s``, ``12 s``, ``2.5 h``."""
+    size, unit = next(((size, unit) for size, unit in _UNITS if seconds >= 2 * size), (1, "s"))
+    value = max(0, seconds / size)
+    return f"{value:.{value < 9.95:d}f} {unit}"
 
 
 def ago(moment: datetime, now: datetime) -> str:

@@ -1212,6 +1212,8 @@ class _View:
         else:
             code, evidence["attempts_made"] = "failed", made
             after = f"after {made} of {attempts} attempts"
+            if made > attempts:
+                after = f"after {made} attempts (its options allow {attempts})"
             sentence = f"The job failed{when}, {after}, and will not be retried: {reason}"
         self._add(code, sentence, evidence, self._job("retry", job_id))
 
@@ -1360,7 +1362,8 @@ class _View:
             sentence = f"It is the next job of the job scheduler {scheduler}, due {when}"
         elif reason and made:
             evidence |= {"failedReason": reason, "attempts_made": made, "attempts": attempts}
-            code, sentence = "retry", f"Attempt {made} of {attempts} failed: {reason}. The next one is due {when}"
+            of = f" of {attempts}" if made <= attempts else ""
+            code, sentence = "retry", f"Attempt {made}{of} failed: {reason}. The next one is due {when}"
         else:
             code, sentence = "delayed", f"The job has a countdown or eta: it is due {when}"
         self._add(code, sentence, evidence, command_line, in_ms=left_ms)

@@ -62,10 +62,26 @@ def test_the_list_says_how_many_jobs_were_read(app: App, bulltask: Run) -> None:
     add_failed(app, FAILED)
     shown = bulltask("jobs", "mail", "--state", "failed", "--limit", 2)
     assert shown.exit_code == 0
-    assert [line.split()[1] for line in shown.stdout.splitlines()] == ["task", "report", "send"]
+    lines = shown.stdout.splitlines()
+    assert [line.split()[1] for line in (lines[0], *lines[1::2])] == ["task", "report", "send"]
+    assert lines[2::2] == ["  no paper", "  host 18 refused"], "the error is below each job"
+    assert max(map(len, lines)) <= 80
     assert "2 jobs; scanned 3 of 3 in these states; there may be more" in shown.stderr
     document = json_of(bulltask("jobs", "mail", "--json", "--scan", 1, "--task", "x"), "jobs")
     assert (document["total"], document["complete"]) == (3, True)
+
+
+def test_the_attempts_of_a_job_that_was_retried_are_those_of_its_options_and_one_more(app: App, bulltask: Run) -> None:
+    (job_id,) = add_failed(app, {"send": "no"})
+    assert " 1/1\n" in bulltask("jobs", "mail").stdout
+    bulltask("job", "retry", job_id)
+    again = app.queue("mail").get_next_job("token")
+    assert again is not None
+    again.move_to_failed("no")
+    assert " 1/1 +1\n" in bulltask("jobs", "mail").stdout
+    shown = bulltask("job", "show", job_id).stdout
+    assert "2 made, 2 started; 1 more than the 1 of its options: it was retried, or its task sets max_retries" in shown
+    assert "after 2 attempts (its options allow 1)" in bulltask("why", job_id).stdout
 
 
 def test_names_from_redis_do_not_reach_the_terminal_unescaped(app: App, bulltask: Run, redis_client: Redis) -> None:

@@ -63,8 +63,12 @@ def test_a_queue_is_shown_with_its_jobs_their_age_and_how_many_come_and_go(
     assert mail["added_per_second"] * mail["rate_window"] == pytest.approx(8)
     assert mail["finished_per_second"] * mail["rate_window"] == pytest.approx(3)
     assert (mail["rate_window"], mail["concurrency"], mail["paused"]) == (60, 5, False)
-    line = run(broker_url, "queues").output.splitlines()[1]
-    assert re.match(r"mail +1 +3\d\.\d s +1 +3 +1 +2 +8/min +3/min +0  concurrency 5$", line), line
+    queue.pause(by="someone with a long name@a-host-with-a-long-name.example.org")
+    queue.set_global_rate_limit(100, 60)
+    lines = run(broker_url, "queues").output.splitlines()
+    assert re.match(r"mail +1 +3\d s +1 +3 +1 +8 +3 +0$", lines[1]), lines
+    assert re.search(r"^  paused by someone .*, concurrency 5, *limit 100 per 60\.0 s$", " ".join(lines[2:])), lines
+    assert max(map(len, lines)) <= 80
 
 
 def test_the_oldest_age_is_that_of_waiting_jobs_that_no_worker_has_had(broker_url: str, queue: Queue) -> None:
