@@ -120,10 +120,12 @@ REASONS: Final[Mapping[str, str]] = {
 }
 """All codes, with their meaning. Their order is that of causes: a reason that binds earlier comes first."""
 
-_OF_SOME_JOBS: Final = frozenset(
+_OF_SOME_JOBS: Final = dict.fromkeys(
     "child-failed child-gone lock-expired worker-gone schedule-late unknown-task incompatible delayed task-rate-limit "
-    "waiting-children due working empty".split()
-)
+    "waiting-children due working empty".split(),
+    1,
+) | {"deduplicated": 2}
+"""What holds some of a queue's jobs, and after that, what holds none that it has."""
 
 _HARMLESS: Final = frozenset(
     "child-failed child-gone behind prioritized deduplicated due delayed cannot-see schedule clocks-apart "
@@ -138,6 +140,9 @@ _SEARCHED: Final = 1_000
 
 _SAMPLE: Final = 100
 """How many active jobs or child jobs are looked at."""
+
+_OWNERS_READ: Final = 50
+"""How many jobs of each state are read whose deduplication ids may keep new jobs out."""
 
 _PARENTS: Final = 3
 """How many jobs that wait for child jobs an explanation of a queue explains."""
@@ -435,6 +440,7 @@ class _View:
     def _queue_calls(self) -> dict[str, Call[Any]]:
         keys, twin = self._keys, self._twin
         return {
+            **(self._sample_calls() if self._id is None else {}),
             "meta": command("HMGET", keys.meta, "paused", "concurrency", "max", "duration", "version"),
             "wait": command("LLEN", keys.wait),
             "paused": command("LLEN", keys.paused),
@@ -447,7 +453,8 @@ class _View:
             "due": command("ZCOUNT", keys.delayed, "-inf", f"({(self._now_ms + 1) * DELAYED_SCORE}"),
             "first delayed": command("ZRANGE", keys.delayed, 0, 0, "WITHSCORES", parse_reply=_first),
             "first scheduler": command("ZRANGE", keys.repeat, 0, 0, "WITHSCORES", parse_reply=_first),
-            "incompatible": command("ZRANGE", keys.incompatible, 0, 0, parse_reply=texts),
+            "incompatible": command("ZRANGE", keys.incompatible, 0, _SAMPLE - 1, parse_reply=texts),
+            "all incompatible": command("ZCARD", keys.incompatible),
             "head": command("LRANGE", keys.wait, -1, -1, parse_reply=texts),
             "rates": command("HGETALL", keys.task_rates, parse_reply=texts_by_name),
             "limiter": command("GET", keys.limiter),
@@ -457,6 +464,22 @@ class _View:
             "twin wait": command("LLEN", twin.wait),
             "info": AllNodesCall(command("INFO", parse_reply=info_by_name), _merged),
         }
+
+    def _sample_calls(self) -> dict[str, Call[Any]]:
+        """Return the calls that read some jobs of each state, whose deduplication ids may keep new ones out."""
+        base, last = self._keys.base, _OWNERS_READ - 1
+        calls: dict[str, Call[Any]] = {}
+        for state in ("active", "wait"):
+            calls[f"some {state}"] = command("LRANGE", base + state, -last - 1, -1, parse_reply=texts)
+        for state in ("prioritized", "delayed"):
+            calls[f"some {state}"] = command("ZRANGE", base + state, 0, last, parse_reply=texts)
+        for state in ("completed", "failed"):  # an id may outlive its job: the newest ones
+            calls[f"some {state}"] = command("ZRANGE", base + state, 0, last, "REV", parse_reply=texts)
+        return calls
+
+    def _sampled(self) -> list[str]:
+        states = ("active", "wait", "prioritized", "delayed", "completed", "failed")
+        return [job_id for state in states for job_id in self._replies[f"some {state}"] or ()]
 
     def _place_calls(self) -> dict[str, Call[Any]]:
         """Return the calls that show in which state the job is."""
@@ -508,7 +531,9 @@ class _View:
         """Return the calls about groups of the queue's jobs."""
         keys, calls = self._keys, dict[str, Call[Any]]()
         for job_id in self._replies["incompatible"] or ():
-            calls["incompatible reason"] = command("HGET", keys.job(job_id), "failedReason")
+            calls[f"incompatible {job_id}"] = command("HGET", keys.job(job_id), "failedReason")
+        for job_id in self._sampled():
+            calls[f"dedup {job_id}"] = command("HGET", keys.job(job_id), "deid", parse_reply=codec.decode_text)
         for job_id in self._replies["head"] or ():
             calls["head times"] = command("HMGET", keys.job(job_id), "timestamp", "ats", "delay")
         for task in list(self._replies["rates"] or ())[:_SAMPLE]:
@@ -547,6 +572,11 @@ class _View:
         for task in list(self._replies["rates"] or ())[:_SAMPLE]:
             for job_id in self._replies[f"first of {task}"] or ():
                 calls[f"start of {task}"] = command("ZSCORE", self._keys.delayed, job_id)
+        if self._id is None:
+            for dedup in filter(None, (self._replies[f"dedup {job_id}"] for job_id in self._sampled())):
+                calls[f"owner of {dedup}"] = command(
+                    "GET", self._keys.deduplication(dedup), parse_reply=codec.decode_text
+                )
         for job_id in self._holders:
             calls[f"holder {job_id}"] = command("HMGET", self._keys.job(job_id), "name", "pb", "processedOn")
             calls[f"holder lock {job_id}"] = command("PTTL", self._keys.lock(job_id))
@@ -604,7 +634,7 @@ class _View:
             state = JobState.UNKNOWN if self._state is None and not self._replies.refused else self._state
         self._judge_refusals()
         of_queue = self._id is None  # then what holds all jobs comes before what holds some of them
-        reasons = sorted(self._reasons, key=lambda it: (of_queue and it.code in _OF_SOME_JOBS, _RANK[it.code]))
+        reasons = sorted(self._reasons, key=lambda it: (of_queue and _OF_SOME_JOBS.get(it.code, 0), _RANK[it.code]))
         return Explanation(self._queue, self._id, None if state is None else str(state), tuple(reasons))
 
     def _add(
@@ -996,11 +1026,8 @@ class _View:
         else:
             self._judge_twin()
         self._judge_dead()
-        for job_id in replies["incompatible"] or ():
-            reason = codec.decode_text(replies["incompatible reason"])[:_MAX_TEXT]
-            code = "unknown-task" if _NOT_REGISTERED in reason else "incompatible"
-            sentence = f"Jobs wait for a worker that can run them, such as {job_id}: {reason}"
-            self._add(code, sentence, {"job": job_id, "failedReason": reason}, self._job("show", job_id))
+        self._judge_incompatible()
+        self._judge_deduplication_ids()
         for task in list(replies["rates"] or ())[:_SAMPLE]:
             if waiting := replies.count(f"line {task}"):
                 rate, score = self._rate_of(task), replies[f"start of {task}"]
@@ -1021,6 +1048,45 @@ class _View:
         self._judge_due()
         if replies.sees(*_COUNTS):  # what was refused is not nothing
             self._judge_rest()
+
+    def _judge_incompatible(self) -> None:
+        sample: Sequence[str] = self._replies["incompatible"] or ()
+        more = max(0, self._replies.count("all incompatible") - len(sample))
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for job_id in sample:
+            reason = codec.decode_text(self._replies[f"incompatible {job_id}"])[:_MAX_TEXT]
+            code = "unknown-task" if _NOT_REGISTERED in reason else "incompatible"
+            groups.setdefault(code, []).append((job_id, reason))
+        for code, jobs in groups.items():
+            job_id, reason = jobs[0]
+            number = len(jobs) + (more if len(groups) == 1 else 0)
+            at_least = "At least " if more and len(groups) > 1 else ""
+            wait = (
+                "waits for a worker that can run it: job"
+                if number == 1
+                else "wait for a worker that can run them, such as"
+            )
+            sentence = f"{at_least}{_count(number, 'job')} {wait} {job_id}: {reason}"
+            evidence = {"job": job_id, "failedReason": reason, "jobs": number}
+            self._add(code, sentence, evidence, self._job("show", job_id))
+
+    def _judge_deduplication_ids(self) -> None:
+        """Name the deduplication ids of some jobs that keep new ones out."""
+        sample = self._sampled()
+        ids = [(self._replies[f"dedup {job_id}"], job_id) for job_id in sample]
+        held = [(dedup, job_id) for dedup, job_id in ids if dedup and self._replies[f"owner of {dedup}"] == job_id]
+        if not held:
+            return
+        dedup, job_id = held[0]
+        is_cut = len(sample) < self._replies.count("active", "wait", "prioritized", "delayed")
+        number = f"{'At least ' if is_cut else ''}{_count(len(held), 'deduplication id')}"
+        keep = "keeps new jobs" if len(held) == 1 else "keep new jobs"
+        self._add(
+            "deduplicated",
+            f"{number} {keep} out, such as {dedup}, which belongs to job {job_id}",
+            {"deduplication_ids": len(held), "deduplication_id": dedup, "owner": job_id, "jobs read": len(sample)},
+            self._job("show", job_id),
+        )
 
     def _judge_rest(self) -> None:
         """Judge a queue by how many jobs it has."""

@@ -76,7 +76,14 @@ def test_the_reasons_of_a_real_worker(harness: WorkerHarness) -> None:
     unknown = send("nope")
     reason = wait_for(harness, unknown, "unknown-task")
     assert "task 'nope' is not registered in app 'tested'" in reason.sentence
-    assert "is not registered" in str(harness.app.queue("default").explain())
+    assert f"1 job waits for a worker that can run it: job {unknown.id}: " in str(
+        harness.app.queue("default").explain()
+    )
+    wait_for(harness, send("nope"), "unknown-task")
+    of_queue = next(it for it in harness.app.queue("default").explain().reasons if it.code == "unknown-task")
+    assert re.match(
+        r"2 jobs wait for a worker that can run them, such as \S+: .*'nope' is not registered", of_queue.sentence
+    )
     assert "typed" in wait_for(harness, send("typed", kwargs={"y": 1}), "incompatible").sentence
 
     alone = send("batched", kwargs={})

@@ -851,6 +851,21 @@ def check_command(reason: Reason, world: World) -> None:
     assert {word for word in words if word.startswith("-")} <= options, reason.command
 
 
+def test_a_queue_names_how_many_deduplication_ids_keep_new_jobs_out(world: World) -> None:
+    world.add("timed", deduplication={"id": "timed", "ttl": 60})
+    world.worker.complete()
+    assert [(it.code, it.sentence) for it in world.explain(None).reasons][-1] == (
+        "deduplicated",
+        "1 deduplication id keeps new jobs out, such as timed, which belongs to job timed",
+    )
+    world.add("later", delay=60, deduplication="once")
+    world.add("free", deduplication="removed")
+    world.queue.remove_deduplication_key("removed")
+    (reason,) = (it for it in world.explain(None).reasons if it.code == "deduplicated")
+    assert reason.sentence == "2 deduplication ids keep new jobs out, such as once, which belongs to job later"
+    assert reason.evidence["jobs read"] == 3
+
+
 def test_every_reason_has_a_case() -> None:
     elsewhere = {"redis-unreachable", "redis-loading", "redis-full", "redis-read-only", "cannot-see"}
     assert {code for code, _, _ in CASES} | elsewhere | {"incompatible", "task-rate-limit"} == set(REASONS)
