@@ -232,7 +232,7 @@ def autoscale(ctx: click.Context, /, *, maximum: int, minimum: int | None, **opt
 def consume(ctx: click.Context, /, *, queue: str, **options: Any) -> None:
     """Fetch jobs from QUEUE again, after 'cancel'.
 
-    For a queue with which no worker was started, start another worker: bulltask worker -Q QUEUE.
+    For a queue with which no worker was started, restart a worker with -Q, or start another one.
     """
     give(ctx, "add_consumer", options, {"queue": queue})
 

@@ -42,15 +42,13 @@ from bulltask.jobs.errors import BrokerError, ConfigError, InvalidNameError, Job
 from bulltask.jobs.job import BULLTASK_KEY
 from bulltask.jobs.names import JobState, Revocation, address_of, bullmq_name, check_queue_name, name_in_app
 from bulltask.jobs.payloads import describe, is_envelope
-from bulltask.queue import Job
+from bulltask.queue import Job, overview
 from bulltask.queue.flows import FlowNode
 from bulltask.queue.overview import find_queues
 from bulltask.queue.reasons import Explanation, Reason
-from bulltask.transport.broker import scan_up_to
 from bulltask.transport.call import QueueKeys
 from bulltask.transport.scripts.job import job_fields
 from bulltask.transport.scripts.move import CRASHES
-from bulltask.transport.scripts.queue import scan_queues
 
 if TYPE_CHECKING:
     from bulltask.lake.records import JobHistory
@@ -390,10 +388,6 @@ def _json(value: Any) -> str:
     return describe(value) if is_envelope(value) else json.dumps(value, ensure_ascii=False)
 
 
-MAX_PAGES: Final = 1_000
-"""How many pages, of a thousand keys each, are scanned for queue names on each server; this takes about a second."""
-
-
 @dataclass(frozen=True, slots=True)
 class _FoundJob:
     """A job in Redis, with why it does not run, and the last lines of its log in order.
@@ -470,7 +464,7 @@ def queues_with_job(app: App, job_id: str, known: Collection[str] = ()) -> tuple
     """Return the queues that have a job with this id; if none has, also the names in BullMQ of all queues.
 
     The known queues are searched first: ``known``, the app's, and those that bulltask has used or that workers process.
-    If none of them has the job, the names of further queues are read with ``SCAN``, from up to a million keys on each
+    If none of them has the job, the names of further queues are read with ``SCAN``, from up to 400,000 keys on each
     server.
     """
     config = app._config
@@ -480,14 +474,14 @@ def queues_with_job(app: App, job_id: str, known: Collection[str] = ()) -> tuple
         likely = sorted({*named, *_app_names(in_redis, config)} - {""})
         if queues := _with_job(app, job_id, likely):
             return queues, set()
-        found, scanned_all = scan_up_to(client, lambda cursor: scan_queues(config.prefix, cursor), MAX_PAGES)
-    if not scanned_all:
+        found = find_queues(client, config.prefix, in_redis)
+    if not found.scanned_all:
         echo(
-            f"Redis has more than the {MAX_PAGES * 1000:,} keys that were scanned for queue names, so there may be "
-            "more queues: choose one with --queue",
+            f"Redis has more than the {overview.MAX_PAGES * 1000:,} keys that were scanned for queue names, so there "
+            "may be more queues: choose one with --queue",
             err=True,
         )
-    in_redis |= found
+    in_redis = set(found.names)
     others = set(_app_names(in_redis, config)) - set(likely)
     return _with_job(app, job_id, sorted(others)), in_redis
 

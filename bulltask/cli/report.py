@@ -23,8 +23,9 @@ from bulltask.config.config import SETTINGS
 from bulltask.config.urls import redact_secrets
 from bulltask.lake.formatting import json_text, pluralize
 from bulltask.queue.fields import ALL_STATES
-from bulltask.transport.call import command, info_by_name
+from bulltask.transport.call import Call, command, info_by_name
 from bulltask.transport.operation import run_sync
+from bulltask.transport.scripts.queue import get_counts, get_meta
 from bulltask.transport.workers import WorkerState, read_workers
 
 __all__ = ["report"]
@@ -91,7 +92,7 @@ def _collect(app: App) -> dict[str, Any]:
         "versions": _versions(),
         "settings": _settings(app),
         "redis": redis,
-        "queues": attempt("the queues", lambda: [_queue(app, name) for name in names], []),
+        "queues": attempt("the queues", lambda: _queues(app, names), []),
         "workers": attempt("the workers", lambda: _workers(app, names), []),
         "failures": attempt("the failures", lambda: _failures(app, names), []),
         "outboxes": attempt("the outboxes", lambda: _outboxes(app), []),
@@ -131,9 +132,16 @@ def _redis(app: App) -> dict[str, str]:
     return {"url": app._broker.endpoint.safe_url, "nodes": str(len(parts)), **found}
 
 
-def _queue(app: App, name: str) -> dict[str, Any]:
-    queue = app.queue(name)
-    return {"queue": name, **queue.get_job_counts(*ALL_STATES), "meta": queue.get_meta()}
+def _queues(app: App, names: list[str]) -> list[dict[str, Any]]:
+    states = ["wait" if state == "waiting" else state for state in ALL_STATES]
+    queues = [app._broker.keys(name) for name in names]
+    calls: list[Call[Any]] = [call for keys in queues for call in (get_counts(keys, states), get_meta(keys))]
+    with app._broker.pool.client() as client:
+        replies = client.run_many(calls) if calls else []
+    return [
+        {"queue": name, **dict(zip(ALL_STATES, counts.values(), strict=True)), "meta": meta}
+        for name, counts, meta in zip(names, replies[::2], replies[1::2], strict=True)
+    ]
 
 
 def _workers(app: App, names: list[str]) -> list[dict[str, Any]]:

@@ -382,10 +382,9 @@ class BulkChangeBase:
         self._wanted = replace(wanted, states=states, revoked=not is_retry_of_all)
         self._wanted.at(0, *ages)  # or an error now
         self._ages = ages
-        self._limit, self._scan = (
-            None if limit is None else check_positive(limit, name)
-            for limit, name in zip(limits, ("limit", "scan"), strict=True)
-        )
+        limit, scan = limits
+        self._limit = None if limit is None else check_positive(limit, "limit")
+        self._scan = None if scan is None else check_positive(scan, "scan")
         self._terminate = terminate
         self._context = context
         self._ids = SpooledTemporaryFile(_IN_MEMORY, prefix="bulltask-jobs-")  # noqa: SIM115 - it is read later

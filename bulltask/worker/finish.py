@@ -512,12 +512,16 @@ class OutcomeWriter:
 
     Attributes:
         counts: Where attempts are counted, if metrics are on.
+        ending, ended, limit_call: Those of the :class:`Finisher`.
     """
 
     def __init__(self, fetcher: JobFetcher, finisher: Finisher) -> None:
         self._fetcher = fetcher
         self._finisher = finisher
         self.counts = finisher.counts
+        self.ending = finisher.ending
+        self.ended = finisher.ended
+        self.limit_call = finisher.limit_call
 
     def write(self, acquired: AcquiredJob, outcome: Outcome, duration_ms: float) -> AcquiredJob | None:
         """Write the outcome of one job; return the next job, in the same slot, if the call has fetched it.
@@ -546,18 +550,6 @@ class OutcomeWriter:
         """:meth:`Finisher.call`, but fetch the next job only if it would be from the same queue."""
         fetch_next = fetch_next and not self._fetcher.has_several_queues
         return self._finisher.call(acquired, outcome, fetch_next=fetch_next)
-
-    def ending(self, acquired: AcquiredJob, outcome: Outcome, duration_ms: float) -> None:
-        """:meth:`Finisher.ending`."""
-        self._finisher.ending(acquired, outcome, duration_ms)
-
-    def ended(self, acquired: AcquiredJob, written: Outcome | None, duration_ms: float) -> None:
-        """:meth:`Finisher.ended`."""
-        self._finisher.ended(acquired, written, duration_ms)
-
-    def limit_call(self, acquired: AcquiredJob, outcome: RateLimitedOutcome) -> Call[None]:
-        """Return the call to make before the one that :meth:`call` returns; see :meth:`Finisher.limit_call`."""
-        return self._finisher.limit_call(acquired, outcome)
 
     def write_many(self, ended: Sequence[tuple[AcquiredJob, Outcome]], duration_ms: float) -> None:
         """Write the outcomes in one round trip, and give the slots back.

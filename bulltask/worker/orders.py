@@ -423,7 +423,7 @@ class Orders:
             return f"it consumes {queue} already"
         raise OrderError(
             f"a running worker cannot add a queue, because its shared memory, locks and connections are those of the "
-            f"queues with which it was started: start another worker, bulltask worker -A … -Q {queue}"
+            f"queues with which it was started: restart it with {queue!r:.200} in -Q, too, or start another worker"
         )
 
     # ---- parts ----

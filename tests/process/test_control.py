@@ -211,7 +211,7 @@ def test_a_queue_is_cancelled_and_consumed_again(harness: WorkerHarness, start: 
     assert json_of(run(harness, "workers", "--json"), "workers")["workers"][0]["cancelled"] == ["mail"]
     refused = run(harness, "control", "cancel", "default")
     assert "its only queue: pause the worker instead" in refused.stderr
-    assert "bulltask worker -A … -Q other" in run(harness, "control", "consume", "other").stderr
+    assert "restart it with 'other' in -Q, too, or start another" in run(harness, "control", "consume", "other").stderr
     other = start(children=1, settings={"worker_name": "other"})
     consumed = run(harness, "control", "consume", "mail")
     assert (consumed.output, consumed.exit_code) == (f"{name}  it fetches jobs from mail again\n", 0)

@@ -79,7 +79,7 @@ def test_queues_of_the_apps_tasks_are_searched_before_a_scan(
 def test_the_scan_of_keys_is_limited_and_the_limit_is_reported(
     many_queues: Any, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bulltask.cli.job.MAX_PAGES", 2)
+    monkeypatch.setattr("bulltask.queue.overview.MAX_PAGES", 2)
     scans = command_calls(many_queues, "scan")
     shown = run("show", "missing")
     assert command_calls(many_queues, "scan") - scans == 2
