@@ -206,7 +206,7 @@ TOOLS: Final = {
         (".venv/bench/bin/python", "benchmarks/run.py", "--rounds", "1", "--jobs", "4000", "--only", QUICK_FRAMEWORKS),
     ),
     "blocking": Tool(
-        "measure how long calls block Redis when a million jobs have piled up: blocking obliterate",
+        "measure the CPU time of Redis for each call when a million jobs have piled up: blocking obliterate",
         (DEV,),
         (PYTHON, "-m", "tools.blocking"),
         starts_processes=True,

@@ -11,6 +11,7 @@ import pytest
 
 from bulltask import App
 from bulltask.events import Bus
+from bulltask.lua.loader import Script, sha1
 from bulltask.queue import (
     FlowJob,
     Queue,
@@ -27,7 +28,7 @@ from bulltask.queue import (
     schedulers as repeatables,
 )
 from bulltask.queue.context import QueueContext
-from bulltask.transport.call import QueueKeys, SyncClient
+from bulltask.transport.call import QueueKeys, SyncClient, command, script_call
 from bulltask.transport.operation import Operation, run_sync
 from bulltask.transport.scripts.job import revocation_requests
 from bulltask.transport.scripts.move import FetchOptions, collect_batch, fetch_ahead
@@ -36,11 +37,13 @@ from bulltask.worker.beat import reconcile
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.locks import StalledCheck
 from tests.support.piled_up import OLD_MS, pile_up, pile_up_schedulers
+from tools import blocking
 
 pytestmark = pytest.mark.redis
 
 COUNT = 2_300
-PER_CALL = 500
+PER_CALL = 100
+CHECKED_PER_CALL = 500  # by a stalled check
 STATES = ("wait", "paused", "delayed", "prioritized", "active", "completed", "failed")
 
 
@@ -88,6 +91,51 @@ def largest_change(operation: Operation[Any], client: SyncClient, size: Callable
     sizes = [size()]
     drive(operation, client, lambda _: sizes.append(size()))
     return max(abs(after[state] - before[state]) for before, after in pairwise(sizes) for state in after)
+
+
+@pytest.mark.parametrize("state", ["active", "delayed", "failed", "wait"])
+def test_no_call_that_removes_large_jobs_keeps_redis_busy_for_more_than_5_ms(
+    queue: Queue, keys: QueueKeys, redis_client: Any, state: str
+) -> None:
+    pid = redis_client.info("server")["process_id"]
+
+    def longest_ms() -> float:
+        pile_up(redis_client, keys, state, 1_000, skipped=0, data=blocking.DATA, **blocking.FAILURE)
+        meter = blocking.Meter(pid)
+        with meter.measure():
+            assert len(queue.clean(0, state=state)) == 1_000
+        return max(meter.longest.values())
+
+    # A busy machine makes calls slower, but none faster.
+    assert any(longest_ms() <= blocking.MAX_MS for _ in range(blocking.REPETITIONS))
+
+
+def test_a_call_that_reads_ids_returns_a_bounded_number_for_all_states_together(
+    context: QueueContext, client: SyncClient, keys: QueueKeys, redis_client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read, "_IDS_PER_CALL", 50)
+    for number, state in enumerate(STATES):
+        pile_up(redis_client, keys, state, 20, skipped=20 * number)
+    lengths: list[int] = []
+    found = drive(
+        read.get_job_ids(context, (), 0, -1, asc=True),
+        client,
+        lambda replies: lengths.append(sum(map(len, replies[0]))),
+    )
+    assert max(lengths) <= 50
+    assert set(found) == {f"j{number}" for number in range(1, 20 * len(STATES) + 1)}
+
+
+def test_the_meter_finds_the_one_script_that_is_slow_among_many_that_are_sent_together(
+    client: SyncClient, redis_client: Any
+) -> None:
+    slow = Script("slow", 0, source := b"for i = 1, ARGV[1] do redis.call('TIME') end", sha1(source))
+    meter = blocking.Meter(redis_client.info("server")["process_id"])
+    with meter.measure():
+        client.run_many([script_call(slow, (), (50_000 * (number == 7),)) for number in range(20)])
+        client.run_many([command("PING")] * 3)
+    assert meter.longest["slow"] > blocking.MAX_MS
+    assert meter.longest["PING…"] < meter.longest["slow"] / 2
 
 
 @pytest.mark.parametrize("asc", [False, True])
@@ -360,7 +408,7 @@ def test_a_stalled_check_of_thousands_of_active_jobs_takes_several_calls(
     assert largest_change(manual.check_stalled(context, 1), client, lambda: sizes(redis_client, keys)) == 0  # throttled
     redis_client.delete(keys.stalled_check)
     changed = largest_change(manual.check_stalled(context, 1), client, lambda: sizes(redis_client, keys))
-    assert PER_CALL / 2 < changed <= PER_CALL
+    assert CHECKED_PER_CALL / 2 < changed <= CHECKED_PER_CALL
     assert redis_client.lrange(keys.active, 0, -1) == [job for job in before if job in locked]
     assert set(redis_client.lrange(keys.wait, 0, -1)) == set(before) - locked
     assert redis_client.smembers(keys.stalled) == locked

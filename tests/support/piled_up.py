@@ -17,6 +17,9 @@ local base, state, first, last, at = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumb
 for n = first, last do
   local id = "j" .. n
   redis.call("HSET", base .. id, "name", "n", "data", "{}", "opts", "{}", "timestamp", ARGV[5], "priority", 0)
+  for field = 7, #ARGV, 2 do
+    redis.call("HSET", base .. id, ARGV[field], ARGV[field + 1])
+  end
   if ARGV[6] == "list" then
     redis.call("LPUSH", base .. state, id)
   elseif state == "delayed" then
@@ -41,12 +44,16 @@ end
 """
 
 
-def pile_up(redis: Any, keys: QueueKeys, state: str, count: int) -> None:
-    """Add ``count`` old jobs ``j1``, ``j2`` … to a state; active ones have no lock."""
-    kind = "list" if state in _LISTS else "set"
-    for first in range(1, count + 1, _PER_CALL):
-        last = min(first + _PER_CALL - 1, count)
-        redis.eval(_FILL, 1, keys.base + state, keys.base, state, first, last, OLD_MS, kind)
+def pile_up(redis: Any, keys: QueueKeys, state: str, count: int, *, skipped: int = 0, **fields: str) -> None:
+    """Add ``count`` old jobs ``j1``, ``j2`` … to a state, with these fields, after ``skipped`` ids.
+
+    Active jobs have no lock.
+    """
+    kind, more = "list" if state in _LISTS else "set", [word for pair in fields.items() for word in pair]
+    end = skipped + count
+    for first in range(skipped + 1, end + 1, _PER_CALL):
+        last = min(first + _PER_CALL - 1, end)
+        redis.eval(_FILL, 1, keys.base + state, keys.base, state, first, last, OLD_MS, kind, *more)
 
 
 def pile_up_schedulers(redis: Any, keys: QueueKeys, count: int) -> None:

@@ -140,7 +140,7 @@ class AsyncQueue(QueueBase):
 
         Args:
             force: Obliterate the queue even if jobs are active.
-            count: Jobs per call, at most 500.
+            count: Jobs per call, at most 100.
 
         Raises:
             QueueActiveError: Jobs are active, and ``force`` is false; the queue stays paused.
@@ -157,14 +157,14 @@ class AsyncQueue(QueueBase):
 
         Args:
             state: ``"failed"`` or ``"completed"``.
-            count: Jobs per call, at most 500.
+            count: Jobs per call, at most 100.
             before_ms: Only jobs that finished before this time (epoch milliseconds; default: all).
             revoked: Retry revoked jobs, too.
         """
         await self._context.arun(read.move_to_wait(self._context, state, count, before_ms, revoked=revoked))
 
     async def promote_jobs(self, *, count: int = 1000) -> None:
-        """Promote all delayed jobs, ``count`` (at most 500) per call; their priorities are ignored (as in BullMQ 5)."""
+        """Promote all delayed jobs, ``count`` (at most 100) per call; their priorities are ignored (as in BullMQ 5)."""
         await self._context.arun(read.move_to_wait(self._context, "delayed", count, None))
 
     def bulk(  # noqa: PLR0913 - each is a condition

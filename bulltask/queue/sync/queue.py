@@ -139,7 +139,7 @@ class Queue(QueueBase):
 
         Args:
             force: Obliterate the queue even if jobs are active.
-            count: Jobs per call, at most 500.
+            count: Jobs per call, at most 100.
 
         Raises:
             QueueActiveError: Jobs are active, and ``force`` is false; the queue stays paused.
@@ -156,14 +156,14 @@ class Queue(QueueBase):
 
         Args:
             state: ``"failed"`` or ``"completed"``.
-            count: Jobs per call, at most 500.
+            count: Jobs per call, at most 100.
             before_ms: Only jobs that finished before this time (epoch milliseconds; default: all).
             revoked: Retry revoked jobs, too.
         """
         self._context.run(read.move_to_wait(self._context, state, count, before_ms, revoked=revoked))
 
     def promote_jobs(self, *, count: int = 1000) -> None:
-        """Promote all delayed jobs, ``count`` (at most 500) per call; their priorities are ignored (as in BullMQ 5)."""
+        """Promote all delayed jobs, ``count`` (at most 100) per call; their priorities are ignored (as in BullMQ 5)."""
         self._context.run(read.move_to_wait(self._context, "delayed", count, None))
 
     def bulk(  # noqa: PLR0913 - each is a condition
