@@ -1,4 +1,4 @@
-"""The counters of all of a worker's processes, in shared memory.
+"""The counters of all of a worker's processes, in shared memory, if the worker has metrics (``metrics_port``).
 
 Each process writes to one block: the supervisor to block 0, the child with index ``i`` to block ``i + 1``. A block has
 one writer at a time, so processes need no lock. A child that replaces a dead one continues the same block, so totals
@@ -31,6 +31,7 @@ from bulltask.observe.events import EVENTS, OUT_OF_MEMORY
 
 __all__ = [
     "BUCKETS",
+    "COUNTERS",
     "CRASH_CAUSES",
     "MAX_TASKS",
     "OTHER_TASKS",
@@ -59,11 +60,26 @@ _EXIT_REASONS: Final = (
 FAILURE_REASONS: Final = ("transient_exhausted", "permanent", "unknown", "revoked", "crashed")
 """Why a job failed: the category of its error (``transient`` if no retry was left), or it crashed its process."""
 
+COUNTERS: Final[Mapping[str, tuple[str, ...]]] = {
+    "completed": ("bullmq_jobs_processed_total", "completed"),
+    "retried": ("bullmq_jobs_processed_total", "retried"),
+    "stalled": ("bullmq_stalled_jobs_total",),
+    "heartbeats": ("bullmq_heartbeat_success_total",),
+    "heartbeat_failures": ("bullmq_heartbeat_failure_total",),
+    "skipped": ("bullmq_stalled_checker_skipped_total",),
+    "task_limited": ("bulltask_rate_limit_waits_total", "task"),
+    "queue_limited": ("bulltask_rate_limit_waits_total", "queue"),
+}
+"""The counters of a queue, besides failed jobs, with the metric of each, and its labels after ``queue``.
+
+A new counter is a line here and the metric's declaration in :mod:`bulltask.observe.metrics`. What may be lost with the
+child that dies can be counted by an event (``count=`` in :mod:`bulltask.observe.events`); ends of attempts may not.
+"""
+
 # Cells of a block: doubles, exact up to 2**53 and written by one instruction, so a reader never sees half a value.
 # They are the process's, a cell for each reason why a child is replaced, and the cells of each queue.
 _PID, _CONNECTION, _RECONNECTS, _EXITS = range(4)
-_COUNTERS: Final = "completed retried stalled heartbeats heartbeat_failures skipped task_limited queue_limited".split()
-_CELL: Final = {name: at for at, name in enumerate((*_COUNTERS, *FAILURE_REASONS))}
+_CELL: Final = {name: at for at, name in enumerate((*COUNTERS, *FAILURE_REASONS))}
 """The cells of a queue's counters, which its histograms follow."""
 
 _HISTOGRAM_CELLS: Final = 1 + len(BUCKETS) + 1  # the sum, then the buckets
@@ -106,16 +122,10 @@ class Histogram:
 class QueueTotals:
     """The totals of one queue across all processes."""
 
-    completed: int
+    counts: Mapping[str, int]
+    """By the names of `COUNTERS`."""
     failed_by: Mapping[str, int]
     """Failed jobs by their reason, one of `FAILURE_REASONS`."""
-    retried: int
-    stalled: int
-    heartbeats: int
-    heartbeat_failures: int
-    skipped: int
-    task_limited: int
-    queue_limited: int
     durations: Histogram
     """Durations of all attempts."""
     lock_renewals: Histogram
@@ -272,12 +282,11 @@ class MetricsMemory:
 
     def _queue_totals(self, first: int) -> QueueTotals:
         sums = [sum(self._column(first + cell)) for cell in range(_QUEUE_CELLS)]
-        counts = {name: int(sums[cell]) for name, cell in _CELL.items()}
         return QueueTotals(
-            failed_by={reason: counts.pop(reason) for reason in FAILURE_REASONS},
+            counts={name: int(sums[_CELL[name]]) for name in COUNTERS},
+            failed_by={reason: int(sums[_CELL[reason]]) for reason in FAILURE_REASONS},
             durations=_histogram(sums[_DURATIONS:_LOCK_RENEWALS]),
             lock_renewals=_histogram(sums[_LOCK_RENEWALS:]),
-            **counts,
         )
 
 

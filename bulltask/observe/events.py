@@ -729,7 +729,7 @@ class ChildDied(Event):
     exit_reason: str
     """``"SIGKILL"``, :data:`OUT_OF_MEMORY`, ``"exit code 3"`` …"""
     jobs: int
-    """Number of its jobs."""
+    """Number of its slots that had a job, or could have received one: it was asking Redis."""
     job_ids: tuple[str, ...] = ()
     """The ids of its jobs, at most ten."""
     oom_counted: bool = field(default=False, repr=False)
@@ -755,7 +755,7 @@ class ChildKilled(Event):
     """Why an attempt was cancelled, ``"hard_limit"`` or ``"revoked"``; or ``"hard_memory_limit"``, ``"unresponsive"``
     or ``"exit_timeout"``."""
     jobs: int
-    """Number of its jobs."""
+    """Number of its slots that had a job, or could have received one: it was asking Redis."""
     job_ids: tuple[str, ...] = ()
     """The ids of its jobs, at most ten."""
 
@@ -767,7 +767,7 @@ class ChildStopped(Event):
     index: int
     pid: int
     jobs: int
-    """Number of its jobs."""
+    """Number of its slots that had a job, or could have received one: it was asking Redis."""
 
 
 @event("Child exited", INFO, count=lambda block, e: block.child_replaced(e.reason))

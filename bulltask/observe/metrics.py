@@ -28,7 +28,7 @@ from prometheus_client.utils import floatToGoString
 from bulltask.config.process import die_with_parent, memory_kib
 from bulltask.jobs.clock import mono_s
 from bulltask.jobs.errors import ConfigError
-from bulltask.observe.counters import BUCKETS, Histogram, MetricsMemory
+from bulltask.observe.counters import BUCKETS, COUNTERS, Histogram, MetricsMemory
 from bulltask.observe.http_requests import LOCAL_HOSTS, RequestDeadline, host_of
 
 if TYPE_CHECKING:
@@ -221,18 +221,13 @@ class MetricsCollector(Collector):
 
     def _add_jobs(self, families: _Families) -> None:
         for queue, total in self._memory.totals().items():
-            for status in _STATUSES:
-                families.add("bullmq_jobs_processed_total", getattr(total, status), queue, status)
+            for counter, (metric, *labels) in COUNTERS.items():
+                families.add(metric, total.counts[counter], queue, *labels)
+            families.add("bullmq_jobs_processed_total", total.failed, queue, "failed")
             for reason, count in total.failed_by.items():
                 families.add("bullmq_jobs_failed_total", count, queue, reason)
             families.add_histogram("bullmq_job_duration_seconds", total.durations, BUCKETS, queue)
             families.add_histogram("bullmq_lock_extend_duration_seconds", total.lock_renewals, BUCKETS, queue)
-            families.add("bullmq_stalled_jobs_total", total.stalled, queue)
-            families.add("bullmq_heartbeat_success_total", total.heartbeats, queue)
-            families.add("bullmq_heartbeat_failure_total", total.heartbeat_failures, queue)
-            families.add("bullmq_stalled_checker_skipped_total", total.skipped, queue)
-            families.add("bulltask_rate_limit_waits_total", total.task_limited, queue, "task")
-            families.add("bulltask_rate_limit_waits_total", total.queue_limited, queue, "queue")
         buckets = self._memory.buckets
         for (queue, task), of_task in self._memory.task_totals().items():
             for status in _STATUSES:

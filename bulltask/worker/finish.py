@@ -409,7 +409,8 @@ class Finisher:
     ) -> Coroutine[Any, Any, None] | None:
         """Emit the event of a written outcome, and call the hooks that follow it.
 
-        Without an outcome, it was discarded because the lock was lost. If some hooks are coroutine functions, or need a
+        Each attempt that its child ends passes here once, whichever loop has run it, with or without metrics. Without
+        an outcome, it was discarded because the lock was lost. If some hooks are coroutine functions, or need a
         thread, a coroutine that calls them is returned.
         """
         job = acquired.job

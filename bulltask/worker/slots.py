@@ -207,7 +207,8 @@ class SlotView:
     Attributes:
         job_id: The job, ``""`` if unknown (being written, or too long for a slot).
         since_ms: When the slot entered this state (monotonic time).
-        attempt: The number of the slot's current attempt, counted by the child; :data:`UNKNOWN_ATTEMPT` if unknown.
+        attempt: Differs for each attempt in the slot, and each time that its deadlines are postponed, so that a cancel
+            request reaches the right one; not a count. :data:`UNKNOWN_ATTEMPT` if unknown.
         acknowledged: Whether the child has passed the cancel request to the task.
         holds_loop: Whether this attempt blocks the event loop of its child.
     """
@@ -265,7 +266,7 @@ class Slot:
 
     @property
     def order(self) -> int:
-        """The position of the slot's job among the jobs that its child has acquired: many come in one millisecond."""
+        """Orders the jobs of a child, of which many come in one millisecond. It is not a count: a job may get two."""
         return self._words[_ORDER]
 
     def enter(self, state: SlotState, now_ms: int) -> None:

@@ -96,9 +96,14 @@ def own_backoff(self):
 
 
 @app.task(bind=True, name="killed_again", time_limit=0.3, retry_backoff=0.01, autoretry_for=(TimeLimitExceeded,))
-def killed_again(self, to=None):
+def killed_again(self):
     record("start", job=self.request.id)
-    if to is not None and self.request.retries == 0:
+    rest(60)
+
+
+@app.task(bind=True, name="killed_elsewhere", time_limit=1, autoretry_for=(TimeLimitExceeded,))
+def killed_elsewhere(self, to):
+    if self.request.retries == 0:
         raise self.retry(queue=to, countdown=0)
     rest(60)
 
@@ -223,7 +228,7 @@ def test_a_killed_attempt_is_retried_as_often_as_autoretry_for_permits(harness: 
 def test_the_last_attempt_in_another_queue_is_reported_as_such_if_it_is_killed(harness: WorkerHarness) -> None:
     events = harness.stream(harness.url, harness.keys_of("other").events)
     harness.worker(TASKS, children=1, options=["-Q", "default,other"])
-    job = harness.app.send_task("killed_again", kwargs={"to": "other"}, max_retries=1)
+    job = harness.app.send_task("killed_elsewhere", kwargs={"to": "other"}, max_retries=1)
     assert "its child was killed" in str(events.wait_for(1, TIMEOUT, event="failed", jobId=job.id)[0]["failedReason"])
     assert events.wait_for(1, 5, event="retries-exhausted", jobId=job.id)[0]["attemptsMade"] == "1"
 

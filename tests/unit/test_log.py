@@ -10,6 +10,7 @@ import re
 import threading
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -263,6 +264,14 @@ def test_warnings_and_errors_have_a_hint() -> None:
     # The lines of failed and retried jobs have an error instead of a hint.
     without = {line["event"] for line in log.lines() if line["level"] in {"warning", "error"} and "hint" not in line}
     assert without == {"Job failed", "Job retried"}
+
+
+def test_each_warning_or_error_about_a_job_or_child_is_in_the_table_of_log_events() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "observability.md").read_text()
+    table = page.partition("### Log events")[2].partition("###")[0]
+    elsewhere = {"Stacks", "Supervisor service failed", "Worker stopped", "Order rejected"}
+    serious = {declared.text for declared in EVENTS_BY_CLASS.values() if declared.level >= logging.WARNING}
+    assert {text for text in serious - elsewhere if text not in table} == set()
 
 
 def test_the_hint_for_a_killed_child_mentions_memory() -> None:
