@@ -31,7 +31,7 @@ _Names = Mapping[tuple[str, str], str]
 def workers(ctx: click.Context, /, *, queues: str | None, **options: Any) -> None:
     """List the workers with their queues, children, memory and running jobs.
 
-    Workers write their state to Redis every five seconds, and when it changes. Those of Node.js do
+    Workers write their state to Redis every few seconds, and when it changes. Those of Node.js do
     not: they are listed by their connections.
 
     Exit codes: 0 (there are workers), 1 (an error), 69 (there are none).

@@ -21,7 +21,7 @@ __all__ = [
     "MAX_ORDER_BYTES",
     "Order",
     "Reply",
-    "has_orders",
+    "has_requests",
     "post_order",
     "post_reply",
     "read_replies",
@@ -142,9 +142,9 @@ def withdraw_order(keys: QueueKeys, worker_id: str, order: str) -> Call[bool]:
     return command("LREM", keys.orders(worker_id), 1, order, parse_reply=bool)
 
 
-def has_orders(keys: QueueKeys, worker_id: str) -> Call[bool]:
-    """Return the call that checks whether a worker has orders, which each worker makes twice a second."""
-    return command("EXISTS", keys.orders(worker_id), parse_reply=bool)
+def has_requests(keys: QueueKeys, worker_id: str) -> Call[bool]:
+    """Return the call that each worker makes twice a second: whether it has orders, or its home queue revoked jobs."""
+    return command("EXISTS", keys.orders(worker_id), keys.revoked, parse_reply=bool)
 
 
 def take_orders(keys: QueueKeys, worker_id: str) -> Call[list[bytes | int]]:

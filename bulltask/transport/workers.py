@@ -149,8 +149,9 @@ class WorkerState:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as JSON values; a short one without the fields that it does not know."""
-        values = asdict(self)
-        return {name: values[name] for name in _SHORT} if self.is_short else values
+        # Not asdict(), which copies each of a thousand names.
+        values = {name: getattr(self, name) for name in (_SHORT if self.is_short else _NAMES)}
+        return values if self.is_short else {**values, "children": tuple(map(asdict, self.children))}
 
     def to_json(self) -> str:
         """Return the state as JSON."""
@@ -182,7 +183,8 @@ def pid_of_worker(worker_id: str) -> int:
 
 
 _RANDOM_CHARS: Final = 6
-_SHORT: Final = tuple(item.name for item in fields(WorkerState))[:13]
+_NAMES: Final = tuple(item.name for item in fields(WorkerState))
+_SHORT: Final = _NAMES[:13]
 
 
 def _known(kind: Any, stored: Mapping[str, Any]) -> Any:
@@ -204,14 +206,21 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
 }
 
 
-def write_state(keys: QueueKeys, state: WorkerState) -> list[Call[Any]]:
-    """Return the calls that store a worker's state in a queue, and remove the ids of those that have expired."""
-    return [
+def write_state(keys: QueueKeys, state: WorkerState, *, clean: bool = True) -> list[Call[Any]]:
+    """Return the calls that store a worker's state in a queue.
+
+    With ``clean``, which is needed now and then, they also remove the ids of the workers whose states have expired.
+    """
+    calls: list[Call[Any]] = [
         command("SET", keys.worker(state.id), state.to_json(), "PX", state.ttl_ms),
         command("ZADD", keys.workers, state.at_ms + state.ttl_ms, state.id),
-        command("ZREMRANGEBYSCORE", keys.workers, "-inf", state.at_ms),
-        command("PEXPIRE", keys.workers, _SET_TTL_MS),
     ]
+    if clean:
+        calls += [
+            command("ZREMRANGEBYSCORE", keys.workers, "-inf", state.at_ms),
+            command("PEXPIRE", keys.workers, _SET_TTL_MS),
+        ]
+    return calls
 
 
 def remove_state(keys: QueueKeys, worker_id: str) -> list[Call[Any]]:

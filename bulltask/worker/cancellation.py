@@ -32,7 +32,7 @@ from bulltask.jobs.fields import NO_LIMITS, TimeLimits
 from bulltask.jobs.job import RunningJob
 from bulltask.registry.request import current_job, job_in
 from bulltask.worker.outcomes import AcquiredJob
-from bulltask.worker.slots import CancelReason, ChildBlock, Deadlines, Slot
+from bulltask.worker.slots import IDLE_MS, CancelReason, ChildBlock, Deadlines, Slot
 
 __all__ = [
     "Cancellation",
@@ -389,6 +389,7 @@ class Cancellation:
         self._running_loop = loop
         self.execution: TaskExecution | None = None
         self.on_signal: Callable[[], None] = lambda: None
+        self.wake_supervisor: Callable[[], None] = lambda: None
         self._async: dict[asyncio.Task[Any], TaskExecution] = {}
         self.polling = threading.Event()
         self._turned_ms = 0
@@ -403,6 +404,11 @@ class Cancellation:
         """Set the deadlines of the execution in ``slot``; the supervisor enforces them."""
         slot.set_deadlines(deadlines)
         self._block.has_deadlines = True
+        soon_ms = mono_ms() + IDLE_MS
+        is_short = 0 < deadlines.soft_at_ms < soon_ms or 0 < deadlines.hard_at_ms < soon_ms
+        if is_short and not self._block.has_short_limits:
+            self._block.has_short_limits = True
+            self.wake_supervisor()
 
     @property
     def runs_async(self) -> bool:

@@ -413,6 +413,10 @@ def _assemble(plan: ChildPlan, bus: Bus, log: LogListener, counts: MetricsBlock 
     def renew(job: RunningJob, token: str) -> bool:
         return broker.pool.run(renew_lock(broker.keys(job.queue), job.id, token, config.lock_ms))
 
+    def wake_supervisor() -> None:
+        with suppress(OSError):  # it has died, which will kill this child
+            os.kill(parent_pid, signal.SIGCHLD)  # it only ends a wait
+
     pool = SlotPool(plan.block.slots())
     child_limits = ChildLimits(config, plan.block, plan.index, bus, parent_pid)
     fetcher = JobFetcher(broker, plan.queues, bus, plan.worker_id, wakeup_pipe, plan.control, pool)
@@ -432,6 +436,7 @@ def _assemble(plan: ChildPlan, bus: Bus, log: LogListener, counts: MetricsBlock 
     )
     _handle_stop_signals(fetcher)
     cancellation.install()
+    cancellation.wake_supervisor = wake_supervisor
 
     def change_tasks() -> None:
         runner.forget_plans()
@@ -451,7 +456,7 @@ def _assemble(plan: ChildPlan, bus: Bus, log: LogListener, counts: MetricsBlock 
     starter = JobStarter(fetcher, runner, iteration_adder, async_loop.wait_until_running, child_limits, counts)
     writer = OutcomeWriter(fetcher, finisher)
     shared, tasks = (plan.block, plan.control), unprefetched_tasks(app)
-    prefetch = PrefetchLoop(fetcher, starter, runner, writer, *shared, config.prefetch, tasks)
+    prefetch = PrefetchLoop(fetcher, starter, runner, writer, *shared, config.prefetch, tasks, wake_supervisor)
     bulk_fetcher = AsyncBulkFetcher(fetcher, starter, writer, async_loop, next_jobs)
     return SyncLoop(fetcher, starter, runner, writer, async_loop, child_limits, collector, prefetch, bulk_fetcher)
 

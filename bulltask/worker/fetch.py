@@ -264,6 +264,9 @@ _CONCURRENCY_POLL_MS: Final = 1_000
 _CONCURRENCY_CHECK_MS: Final = 5_000
 """Interval at which a child checks whether a queue has global concurrency."""
 
+_LATE_MS: Final = 120
+"""By how much later than its timeout an idle Redis ends a wait: it looks ten times a second."""
+
 _Marker = tuple[int, float]
 """The queue's index, and the time from which there may be a job, in milliseconds."""
 
@@ -346,13 +349,15 @@ class MarkerWait:
             self._is_waiting = True
             if not self._may_acquire():
                 return None, None
+            # A PING lets Redis end a wait to the millisecond. Without a job that is due, it may be late.
+            ping_ms = wait_ms + _LATE_MS if wait_ms == self._drain_delay_ms else wait_ms
             if self._hash_slot_waits is not None:
                 popped = self._pop_in_hash_slots(self._hash_slot_waits, queues, wait_ms)
             elif fetch is None:
-                popped = self._blocking_client.wait(self._pop_call(queues, wait_ms), wait_ms, self._ping)
+                popped = self._blocking_client.wait(self._pop_call(queues, wait_ms), ping_ms, self._ping)
             else:
                 call = self._pop_call(queues, wait_ms)
-                popped, fetched = self._blocking_client.wait_then(call, fetch, wait_ms, self._ping)
+                popped, fetched = self._blocking_client.wait_then(call, fetch, ping_ms, self._ping)
         finally:
             self._is_waiting = False
         if popped is not None:

@@ -276,8 +276,11 @@ def _limits_by_queue(app: App, queues: Sequence[QueueKeys]) -> dict[QueueKeys, d
 
 _WRITE_MS: Final = 5_000
 _STATE_TTL_MS: Final = 15_000
+_CLEAN_MS: Final = 60_000
 _SHORT_STATES_PER_TICK: Final = 12
 """About 25 queues a second, with four commands each."""
+_SHORT_FACTOR: Final = 6
+"""How much less often the short states are written. Who reads one looks for the whole state, which expires sooner."""
 _REGISTER_MS: Final = 300_000
 _LONG_JOB_MS: Final = 1_000
 """A job that takes longer is in the state within a second of this time; shorter ones only by chance."""
@@ -287,8 +290,8 @@ _JOB_STATES: Final = {SlotState.ACTIVE: "active", SlotState.PREFETCHED: "prefetc
 class StateReport:
     """Writes the worker's state to Redis every few seconds and when it changes, and registers its queues.
 
-    It needs no child, and costs nothing per job. With many queues, the short states are written less often: at most 25
-    a second.
+    It needs no child, and costs nothing per job. While the worker has no job, it writes only so often that the state
+    does not expire. The short states are written less often, with many queues at most 25 a second.
     """
 
     interval_ms = 500
@@ -317,11 +320,11 @@ class StateReport:
         self._app = app
         self._constant = _constant_state(app, queues, worker_id)
         self._changes_number = 0
-        self._due_ms = self._register_at_ms = 0
+        self._due_ms = self._register_at_ms = self._clean_at_ms = self._written_ms = 0
         self._written: tuple[object, object] | None = None
         self._short_state = ""
         self._short: deque[tuple[int, QueueKeys]] = deque()
-        self._short_period_ms = max(_WRITE_MS, len(queues) * self.interval_ms // _SHORT_STATES_PER_TICK)
+        self._short_period_ms = max(_SHORT_FACTOR * _WRITE_MS, len(queues) * self.interval_ms // _SHORT_STATES_PER_TICK)
 
     def tick(self, now_ms: int, _missed: int, /) -> None:
         """Write what is due."""
@@ -332,8 +335,7 @@ class StateReport:
         try:
             server_ms = self._clock.now_ms()
             if now_ms >= self._due_ms or self._has_changed(status, jobs, now_ms):
-                calls += write_state(self._queues[0], self._state(server_ms, now_ms))
-                self._due_ms = now_ms + _WRITE_MS
+                calls += self._whole_state(server_ms, now_ms)
                 self._written = status, jobs
             calls += self._short_states(server_ms, now_ms)
             if now_ms >= self._register_at_ms:
@@ -342,7 +344,7 @@ class StateReport:
             replies = self._client.try_many(calls) if calls else []
         except BrokerError as exc:
             self._backoff.record_failure(exc)
-            self._due_ms = self._register_at_ms = 0
+            self._due_ms = self._register_at_ms = self._clean_at_ms = 0
         else:
             for error in {str(reply) for reply in replies if isinstance(reply, BulltaskError)}:
                 self._logger.debug("State of the worker not stored", error=error)
@@ -372,8 +374,16 @@ class StateReport:
         if self._written is None:
             return True
         written_status, written_jobs = self._written
-        is_recent = self._due_ms - now_ms > _WRITE_MS - _LONG_JOB_MS
+        is_recent = now_ms - self._written_ms < _LONG_JOB_MS
         return status != written_status or (jobs != written_jobs and not is_recent)
+
+    def _whole_state(self, server_ms: int, now_ms: int) -> list[Call[Any]]:
+        state, must_clean = self._state(server_ms, now_ms), now_ms >= self._clean_at_ms
+        if must_clean:
+            self._clean_at_ms = now_ms + _CLEAN_MS
+        is_idle = not any(child.jobs for child in state.children)
+        self._written_ms, self._due_ms = now_ms, now_ms + (_STATE_TTL_MS // 2 if is_idle else _WRITE_MS)
+        return write_state(self._queues[0], state, clean=must_clean)
 
     def _short_states(self, server_ms: int, now_ms: int) -> Iterator[Call[Any]]:
         state = self._control.run_state

@@ -189,6 +189,7 @@ def _page_of(path: str) -> HealthPage:
     return HealthPage(memory[HEALTH_AT : HEALTH_AT + _PAGE_BYTES])
 
 
+_REPORT_MS, _MIN_REPORT_MS = 500, 20
 _EXTEND_MS: Final = 5_000
 _EXTENSION: Final = "EXTEND_TIMEOUT_USEC=15000000"
 """systemd gives the worker this time; it is sent again every 5 s, so a supervisor that hangs is killed after all."""
@@ -206,6 +207,7 @@ class ServiceManager:
         usec, pid = environ.pop("WATCHDOG_USEC", ""), environ.pop("WATCHDOG_PID", "")
         is_watched = usec.isdecimal() and pid in {"", str(os.getpid())}
         self._watchdog_ms = int(usec) // 2_000 if is_watched else 0
+        self.interval_ms = min(_REPORT_MS, max(_MIN_REPORT_MS, self._watchdog_ms // 2)) if is_watched else _REPORT_MS
         self._watchdog_due_ms = self._extend_due_ms = 0
         self._sent = ""
 
@@ -243,6 +245,11 @@ class Pulse:
         self._vitals = Vitals()
         self._mode = ""
 
+    @property
+    def interval_ms(self) -> int:
+        """How often the supervisor must at least make progress, in milliseconds."""
+        return self._manager.interval_ms
+
     def beat(self) -> None:
         """Record progress: called in each turn of the supervisor's loop, and before each of its calls to Redis."""
         self._page.tick()
@@ -272,11 +279,14 @@ class Pulse:
 class HealthReport:
     """A service of the supervisor that reports the worker's vital signs."""
 
-    interval_ms = 500
-
     def __init__(self, pulse: Pulse, read: Callable[[], Vitals]) -> None:
         self._pulse = pulse
         self._read = read
+
+    @property
+    def interval_ms(self) -> int:
+        """Milliseconds between ticks."""
+        return self._pulse.interval_ms
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Report them."""

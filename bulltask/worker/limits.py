@@ -6,7 +6,7 @@ Begin with :class:`Canceller`, which the other two call. Children enforce their 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,7 +23,7 @@ from bulltask.transport.scripts.job import RevocationRequests, revocation_reques
 from bulltask.worker.broker_backoff import QueueBackoff, ReconnectBackoff
 from bulltask.worker.child_pool import ChildPool
 from bulltask.worker.recovery import KilledAttempt
-from bulltask.worker.slots import UNKNOWN_ATTEMPT, CancelReason, SlotState, SlotView
+from bulltask.worker.slots import IDLE_MS, UNKNOWN_ATTEMPT, CancelReason, SlotState, SlotView
 
 __all__ = ["GRACE_MS", "Canceller", "RevocationCheck", "TimeLimitCheck"]
 
@@ -31,6 +31,7 @@ __all__ = ["GRACE_MS", "Canceller", "RevocationCheck", "TimeLimitCheck"]
 GRACE_MS: Final = 5_000
 """How long a cancelled attempt may take to end before its child is killed."""
 
+_INTERVAL_MS: Final = 100
 _MAX_INTERVAL_MS: Final = 5_000
 """Maximum interval between signals. The interval grows, because signals interrupt system calls, and not all libraries
 retry those."""
@@ -64,12 +65,15 @@ class Canceller:
     the attempt that blocks it fails, and the one that was to be cancelled is released, unless its job was revoked.
     """
 
-    interval_ms = 100
-
     def __init__(self, pool: ChildPool, bus: Bus) -> None:
         self._pool = pool
         self._bus = bus
         self._requests: dict[str, CancelRequest] = {}
+
+    @property
+    def interval_ms(self) -> int:
+        """Milliseconds between ticks; short while attempts are being cancelled, or will be."""
+        return _INTERVAL_MS if self._requests or self._pool.interrupt_at_ms is not None else IDLE_MS
 
     def cancel(self, view: SlotView, reason: CancelReason) -> bool:
         """Cancel an attempt whose slot this was when the decision was made.
@@ -149,17 +153,21 @@ class Canceller:
 class TimeLimitCheck:
     """Checks the deadlines that children have written into their slots."""
 
-    interval_ms = 100
-
-    def __init__(
-        self, overdue: Callable[[int], Iterable[SlotView]], cancel: Callable[[SlotView, CancelReason], bool]
-    ) -> None:
-        self._overdue = overdue
+    def __init__(self, pool: ChildPool, cancel: Callable[[SlotView, CancelReason], bool]) -> None:
+        self._pool = pool
         self._cancel = cancel
+        self._is_close = False
+
+    @property
+    def interval_ms(self) -> int:
+        """Milliseconds between ticks; short if a deadline is close, or may soon be."""
+        return _INTERVAL_MS if self._is_close or self._pool.has_short_limits else IDLE_MS
 
     def tick(self, now_ms: int, _missed: int, /) -> None:
         """Check all attempts."""
-        for view in tuple(self._overdue(now_ms)):
+        views = tuple(self._pool.overdue_views(now_ms + IDLE_MS))
+        self._is_close = bool(views)
+        for view in views:
             deadlines = view.deadlines
             if 0 < deadlines.hard_at_ms <= now_ms:
                 self._cancel(view, CancelReason.HARD_LIMIT)
@@ -186,7 +194,7 @@ class RevocationCheck:
 
     interval_ms = 1_000
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - one for each part that it connects
         self,
         broker: Broker,
         queues: Sequence[QueueKeys],
@@ -194,7 +202,9 @@ class RevocationCheck:
         client: SyncClient,
         bus: Bus,
         backoff: ReconnectBackoff,
+        may_have: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._may_have = may_have
         self._broker = broker
         self._queues = queues
         self._cancel_jobs = cancel_jobs
@@ -224,7 +234,10 @@ class RevocationCheck:
     def _with_requests(self) -> Sequence[int]:
         """Return the indexes of the queues that may have requests; one command checks up to 500 queues."""
         if len(self._queues) == 1:
-            return (0,)
+            if self._may_have():
+                return (0,)
+            self._skipped[0] = 0
+            return ()
         groups = self._groups[self._next_group :][:_MAX_GROUPS]
         self._next_group = (self._next_group + len(groups)) % len(self._groups)
         replies = self._client.try_many(

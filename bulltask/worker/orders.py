@@ -27,8 +27,8 @@ from bulltask.observe.bus import Bus
 from bulltask.observe.events import OrderExecuted, OrderRejected, shorten
 from bulltask.observe.log import LogListener
 from bulltask.transport.call import Call, QueueKeys, SyncClient
-from bulltask.transport.orders import Order, Reply, has_orders, post_reply, take_orders
-from bulltask.worker.broker_backoff import ReconnectBackoff
+from bulltask.transport.orders import Order, Reply, post_reply, take_orders
+from bulltask.worker.broker_backoff import QueueBackoff, ReconnectBackoff
 from bulltask.worker.slots import ControlPage, SlotState
 
 if sys.platform != "win32":  # there, tasks that run in the test's or the caller's process import this module
@@ -52,7 +52,7 @@ class OrderError(Exception):
 
 
 class OrderCheck:
-    """Takes orders from Redis, executes them, and replies.
+    """Takes orders from Redis when there may be some, executes them, and replies.
 
     It needs no child, so it replies although all children are busy. An order that any client may have written cannot
     harm the worker: the number of orders and their size are limited, and an error is a reply.
@@ -64,6 +64,7 @@ class OrderCheck:
         self,
         keys: QueueKeys,
         worker_id: str,
+        may_have: Callable[[], bool],
         execute: Callable[[str, Mapping[str, Any]], object],
         client: SyncClient,
         clock: ServerClock,
@@ -72,6 +73,7 @@ class OrderCheck:
     ) -> None:
         self._keys = keys
         self._worker_id = worker_id
+        self._may_have = may_have
         self._execute = execute
         self._client = client
         self._clock = clock
@@ -81,14 +83,13 @@ class OrderCheck:
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Execute the orders that have arrived, the oldest first; some of them if there are many."""
-        if self._backoff.is_active:
+        if self._backoff.is_active or not self._may_have():
             return  # orders wait in Redis until they expire
         try:
-            if not self._client.run(has_orders(self._keys, self._worker_id)):
-                return
             taken = self._client.run(take_orders(self._keys, self._worker_id))
         except BrokerError as exc:
-            self._backoff.record_failure(exc)
+            if not QueueBackoff.affects_queue(exc):  # not if only this key cannot be read
+                self._backoff.record_failure(exc)
             return
         for raw in taken:
             # Each reply is sent before the next order is executed, which may take a moment.

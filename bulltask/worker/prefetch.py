@@ -68,6 +68,8 @@ class PrefetchCount:
 
 _WRITTEN: Final = {SlotState.WRITTEN, SlotState.RELEASING}
 _NO_REPLY: Final = BrokerUnavailableError("the supervisor received no reply when it wrote this outcome")
+_WAKE_MS: Final = 100
+"""How often a child asks the supervisor, which looks at it only now and then, to watch it: not for each single job."""
 _RECHECK_MS: Final = 1_000
 """Interval at which a child checks whether a queue has a global concurrency or rate limit."""
 
@@ -106,6 +108,7 @@ class PrefetchLoop:
         control: ControlPage,
         maximum: int,
         unprefetched_tasks: Collection[str],
+        wake_supervisor: Callable[[], None] = lambda: None,
     ) -> None:
         self._fetcher = fetcher
         self._starter = starter
@@ -116,6 +119,8 @@ class PrefetchLoop:
         self._control = control
         self.count = PrefetchCount(maximum)
         self._unprefetched_tasks = unprefetched_tasks
+        self._wake_supervisor = wake_supervisor
+        self._wake_at_ms = 0
         self._prefetches = False
         self._recheck_at_ms = 0
         self._ready: deque[AcquiredJob] = deque()
@@ -128,6 +133,9 @@ class PrefetchLoop:
         prefetches = self.count.jobs > 1
         if prefetches != self._prefetches:
             self._block.prefetches = self._prefetches = prefetches
+        if prefetches and not self._control.watches and (now_ms := mono_ms()) >= self._wake_at_ms:
+            self._wake_at_ms = now_ms + _WAKE_MS
+            self._wake_supervisor()
         may_fetch = self._fetcher.may_fetch_next and not self._fetcher.round_robin.cancelled
         return prefetches and self._control.watches and may_fetch and self._block.can_lock
 

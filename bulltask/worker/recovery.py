@@ -59,7 +59,7 @@ from bulltask.worker.broker_backoff import (
     should_fail,
     with_parent_waits,
 )
-from bulltask.worker.slots import LONG_MS, CancelReason, ChildBlock, ControlPage, Slot, SlotState, SlotView
+from bulltask.worker.slots import IDLE_MS, LONG_MS, CancelReason, ChildBlock, ControlPage, Slot, SlotState, SlotView
 
 __all__ = ["EndedAttempt", "FailureRecorder", "JobsOfDeadChild", "KilledAttempt", "Recovery", "Takeover", "next_job"]
 
@@ -535,7 +535,6 @@ class Recovery:
 
 
 _INTERVAL_MS: Final = 20
-_IDLE_INTERVAL_MS: Final = 100
 _LINGER_MS: Final = 2_000
 """How long the supervisor keeps watching after the last child has stopped prefetching."""
 
@@ -576,8 +575,9 @@ class Takeover:
 
     @property
     def interval_ms(self) -> int:
-        """Milliseconds between ticks; short while children prefetch."""
-        return _INTERVAL_MS if self._control.watches else _IDLE_INTERVAL_MS
+        """Milliseconds between ticks; short while children prefetch, or ask for it with a signal."""
+        is_needed = self._control.watches or any(block.prefetches for block, _ in self._children())
+        return _INTERVAL_MS if is_needed else IDLE_MS
 
     def tick(self, now_ms: int, _missed: int, /) -> None:
         """Take over the jobs of the children that have been running one job for too long."""

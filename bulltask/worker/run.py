@@ -488,8 +488,9 @@ class _Assembly:
             self.logger,
         )
         canceller = Canceller(pool, bus)
-        time_limits = TimeLimitCheck(pool.overdue_views, canceller.cancel)
-        revocation_check = RevocationCheck(self.broker, keys, canceller.cancel_jobs, client, bus, backoff)
+        time_limits = TimeLimitCheck(pool, canceller.cancel)
+        has_requests = lambda: self.named_connections.has_requests  # noqa: E731
+        revocation_check = RevocationCheck(self.broker, keys, canceller.cancel_jobs, client, bus, backoff, has_requests)
         bus.subscribe(WorkerStopping, self.pulse.stopping)
         bus.subscribe(ChildStarted, lambda _: self.pulse.beat())  # forking many children of a large app takes long
         rate_limit_check = RateLimitCheck(self.app, keys, self.worker_id, client, backoff, self.logger)
@@ -511,10 +512,10 @@ class _Assembly:
             time_limits,
             canceller,
             *([] if config.hard_memory_kib is None else [MemoryCheck(pool, config.hard_memory_kib)]),
+            self.named_connections,
             revocation_check,
             recovery,
             *([] if config.skip_stalled_check else [stalled_check]),
-            self.named_connections,
             *self.primary_check,
             beat,
             IncompatibleJobs(keys, list(self.app.tasks), client, self.broker.clock, backoff, self.logger),
@@ -525,7 +526,7 @@ class _Assembly:
             IdleCheck(pool, config, lambda: self.slots.control.paused or backoff.is_active),
             HealthReport(self.pulse, lambda: self._vitals(pool)),
             *autoscaler,
-            OrderCheck(keys[0], self.worker_id, orders.execute, client, self.broker.clock, backoff, bus),
+            OrderCheck(keys[0], self.worker_id, has_requests, orders.execute, client, self.broker.clock, backoff, bus),
             *self._stopping(pool, lambda reason: supervisor.finish(reason)),  # noqa: PLW0108 - defined below
         ]
         ticker = Ticker(services, backoff, bus)

@@ -35,6 +35,7 @@ if sys.platform != "win32":  # there, tasks that run in the test's or the caller
 __all__ = [
     "BUSY",
     "HAS_JOB",
+    "IDLE_MS",
     "ID_BYTES",
     "LONG_MS",
     "STACKS_NAME",
@@ -569,6 +570,9 @@ STACKS_NAME: Final = "bulltask-stacks"
 LONG_MS: Final = 10
 """A job that takes longer than this must not delay those that its child has prefetched."""
 
+IDLE_MS: Final = 500
+"""The supervisor's interval while nothing needs a shorter one; a child that needs one sends it a ``SIGCHLD``."""
+
 _CHILD_BYTES: Final = 128
 
 # Indexes of the 64-bit words at the start of a child's block.
@@ -584,7 +588,8 @@ _CHILD_BYTES: Final = 128
     _PID,
     _LOOP_TURNED,
     _LOOP_HELD,
-) = range(11)
+    _HAS_SHORT_LIMITS,
+) = range(12)
 
 
 class ChildBlock:
@@ -651,6 +656,9 @@ class ChildBlock:
 
     has_deadlines = _Word(_HAS_DEADLINES, bool)
     """True if one of the child's attempts has had a deadline; other children need no check."""
+
+    has_short_limits = _Word(_HAS_SHORT_LIMITS, bool)
+    """True if an attempt had less than ``IDLE_MS`` until a deadline, so that the supervisor must look more often."""
 
     reached_limit = _Word(_REACHED_LIMIT, ChildLimit)
     """Why the child acquires no more jobs and exits when its jobs have finished; ``NONE`` if it continues."""

@@ -18,7 +18,13 @@ from typing import Any, Final, Protocol, TypeVar, cast
 from bulltask.config.config import Config
 from bulltask.config.parsers import Autoscale
 from bulltask.jobs.clock import mono_ms
-from bulltask.jobs.errors import BrokerError, BrokerNotReadyError, BrokerOutOfMemoryError, BrokerUnavailableError
+from bulltask.jobs.errors import (
+    BrokerAuthError,
+    BrokerError,
+    BrokerNotReadyError,
+    BrokerOutOfMemoryError,
+    BrokerUnavailableError,
+)
 from bulltask.observe.bus import Bus
 from bulltask.observe.events import (
     ConcurrencyChanged,
@@ -33,6 +39,7 @@ from bulltask.transport import discovery
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, SyncClient, command
 from bulltask.transport.endpoint import Endpoint, KnownPrimary
+from bulltask.transport.orders import has_requests
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child_pool import ChildBootError, ChildPool
 from bulltask.worker.health import ServiceManager
@@ -72,14 +79,20 @@ class Service(Protocol):
 
 
 class Ticker:
-    """Runs services when they are due, the most urgent first, such as the renewal of locks; ticks never overlap."""
+    """Runs services when they are due, the most urgent first, such as the renewal of locks; ticks never overlap.
+
+    All services tick at multiples of their intervals since the start, so that they share a wake-up of the process: at
+    times of their own, they would wake an idle worker several times as often. A service may change its interval at any
+    time, for example because a child needs it.
+    """
 
     def __init__(self, services: Sequence[Service], backoff: ReconnectBackoff, bus: Bus) -> None:
         self._services = services
         self._backoff = backoff
         self._bus = bus
         self._failures = [0] * len(services)
-        self._due_ms = [0] * len(services)
+        self._started_ms: int | None = None
+        self._ticked_ms = [0] * len(services)
 
     @property
     def is_exhausted(self) -> bool:
@@ -88,23 +101,33 @@ class Ticker:
 
     def wait_ms(self, max_ms: int) -> int:
         """Return the milliseconds until the next service is due, at most ``max_ms``."""
-        return max(0, min([max_ms, *(due - mono_ms() for due in self._due_ms)]))
+        now_ms = mono_ms()
+        return max(0, min([max_ms, *(self._due_ms(index) - now_ms for index in range(len(self._services)))]))
 
     def run_due(self) -> None:
         """Run every service that is due."""
+        is_first = self._started_ms is None
+        if self._started_ms is None:
+            self._started_ms = mono_ms()
         for index, service in enumerate(self._services):
             now_ms = mono_ms()
-            due_ms = self._due_ms[index]
+            due_ms = now_ms if is_first else self._due_ms(index)
             if now_ms < due_ms:
                 continue
-            missed = (now_ms - due_ms) // service.interval_ms if due_ms else 0
+            missed = (now_ms - due_ms) // service.interval_ms
+            self._ticked_ms[index] = self._started_ms if is_first else now_ms
             try:
                 service.tick(now_ms, missed)
             except Exception as exc:  # noqa: BLE001 - running jobs need the other services
                 self._failures[index] += 1
                 self._bus.emit(ServiceFailed(type(service).__name__, self._failures[index], exc))
-            # Computed from the due time, so that ticks do not drift; missed ticks are skipped.
-            self._due_ms[index] = (due_ms or now_ms) + (missed + 1) * service.interval_ms
+
+    def _due_ms(self, index: int) -> int:
+        """Return when a service ticks next: missed ticks are skipped."""
+        if self._started_ms is None:
+            return 0
+        interval_ms, ticked_ms = self._services[index].interval_ms, self._ticked_ms[index] - self._started_ms
+        return self._started_ms + (ticked_ms // interval_ms + 1) * interval_ms
 
 
 SIGNAL_METHODS: Final[Mapping[signal.Signals, str]] = {
@@ -475,6 +498,8 @@ class _LimitedClient:
         self._client.close()
 
 
+_PING_MS: Final = 10_000
+"""How often the other connections are used. All are used at once while Redis is unavailable."""
 _MAX_CONNECTIONS: Final = 64
 _SHARE_OF_CLIENTS: Final = 16
 
@@ -488,10 +513,15 @@ class NamedConnections:
     BullMQ identifies a queue's workers by the names of connections (``CLIENT SETNAME``), and a connection has one name.
     Of a worker with many queues, only the first ones have a connection, because the server's other clients need theirs.
 
-    During an outage ``PING`` does not suffice, because a Redis that is read-only or out of memory still replies to it.
+    It uses the first connection twice a second, to look for requests to this worker: one command for both kinds.
+
+    During an outage a reply does not suffice, because a Redis that is read-only or out of memory still replies to it.
+
+    Attributes:
+        has_requests: Whether there may be orders to this worker, or revoked jobs in its first queue.
     """
 
-    interval_ms = 1_000
+    interval_ms = 500
 
     def __init__(
         self,
@@ -510,7 +540,12 @@ class NamedConnections:
             command("PING") if broker.topology is None else command("EXISTS", broker.keys(queue).probe)
             for queue in queues
         ]
-        self._write_probe: Call[object] = command("SET", broker.keys(queues[0]).probe, "", "XX")
+        keys = broker.keys(queues[0])
+        self._write_probe: Call[object] = command("SET", keys.probe, "", "XX")
+        self._look = has_requests(keys, worker_id)
+        self.has_requests = True
+        self._next = 1
+        self._all_used = False
 
     def limit(self, max_clients: int | None) -> int:
         """Limit the connections to a share of the server's clients; return how many queues have none."""
@@ -520,19 +555,41 @@ class NamedConnections:
         return self._queue_count - len(self._clients)
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
-        """Keep the connections open."""
+        """Look for requests, and keep the connections open."""
         try:
-            for client, ping in zip(self._clients, self._pings, strict=True):
+            for index in self._to_use():
                 try:
-                    client.run(ping)
+                    if index == 0:
+                        self._look_for_requests()
+                    else:
+                        self._clients[index].run(self._pings[index])
                 except BrokerError as exc:
                     if exc.node is None:
                         raise  # otherwise, the other nodes of the cluster may be available
         except BrokerError as exc:
             self._backoff.record_failure(exc)
         else:
+            self._all_used = True
             if not self._backoff.is_active or self._accepts_writes():
                 self._backoff.reset()
+
+    def _to_use(self) -> Sequence[int]:
+        """Return the indexes of the connections to use now: the first, and some of the others in turn."""
+        others = len(self._clients) - 1
+        if self._backoff.is_active or not self._all_used or not others:
+            return range(others + 1)
+        count = -(-others * self.interval_ms // _PING_MS)
+        start, self._next = self._next, self._next + count
+        return [0, *(1 + (index - 1) % others for index in range(start, self._next))]
+
+    def _look_for_requests(self) -> None:
+        try:
+            self.has_requests = self._clients[0].run(self._look)
+        except BrokerAuthError as exc:
+            if exc.handshake_failed:
+                raise
+            self.has_requests = True  # only some keys are forbidden: each service reports its own
+            self._clients[0].run(self._pings[0])
 
     def _accepts_writes(self) -> bool:
         """Whether Redis accepts writes: ``SET … XX`` on a key that does not exist changes nothing."""

@@ -31,8 +31,10 @@ pytestmark = pytest.mark.process
 TASKS = """
 import re
 from bulltask.worker.orders import OrderCheck
+from bulltask.worker.supervisor import NamedConnections
 
-OrderCheck.interval_ms = int(os.environ.get("ORDER_CHECK_MS", 20))  # 500, but the tests give many orders
+# 500, but the tests give many orders
+OrderCheck.interval_ms = NamedConnections.interval_ms = int(os.environ.get("ORDER_CHECK_MS", 20))
 
 @app.task(name="hold_the_gil")
 def hold_the_gil():

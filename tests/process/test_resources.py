@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -130,3 +132,30 @@ def test_a_hundred_resets_of_all_connections_leave_no_descriptor_behind(harness:
     assert max(grown.values()) <= 2
     assert worker.children == [child]
     assert worker.stop() == 0
+
+
+def calls(harness: WorkerHarness) -> dict[str, int]:
+    stats = {name: stat["calls"] for name, stat in harness.redis.info("commandstats").items()}
+    return {**stats, "all": int(harness.redis.info("stats")["total_commands_processed"])}
+
+
+def wake_ups(pid: int) -> int:
+    """Return how often a process has waited so far."""
+    return int(Path(f"/proc/{pid}/status").read_text().partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+
+
+@pytest.mark.one_server
+def test_an_idle_worker_wakes_up_twice_a_second_and_sends_few_commands(harness: WorkerHarness) -> None:
+    worker = harness.worker(children=2)
+    harness.wait_until_idle(2)
+    before, woken, started = calls(harness), wake_ups(worker.pid), time.monotonic()
+    threading.Event().wait(1)  # the time that is measured
+    after, woken = calls(harness), wake_ups(worker.pid) - woken
+    seconds = time.monotonic() - started
+    sent = {name: count - before.get(name, 0) for name, count in after.items() if count != before.get(name, 0)}
+    harness.report(wake_ups_per_minute=round(woken * 60 / seconds), **sent)
+    assert woken <= 6 * seconds + 4, "the supervisor: each call also waits"
+    assert sent["cmdstat_exists"] <= 2 * seconds + 1, "one command looks for orders and for revoked jobs"
+    # A child makes 13 calls, those of the script included, after a wait of 5 s. Others: the clock, the state.
+    of_children = 14 * (sent.get("cmdstat_bzpopmin", 0) + 1)
+    assert sent["all"] - of_children - sent["cmdstat_exists"] <= 8

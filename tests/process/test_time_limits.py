@@ -8,6 +8,7 @@ import pytest
 
 from bulltask import AsyncResult, TaskError, TimeLimitExceeded
 from bulltask.transport.scripts.move import CRASHES
+from tests.support.machine_load import scale_to_load
 from tests.support.worker_harness import WorkerHarness
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
@@ -159,6 +160,18 @@ def test_the_soft_limit_raises_an_exception_that_except_exception_does_not_catch
     after = harness.app.send_task("quick")
     assert harness.wait_for_start(after, timeout=TIMEOUT)["pid"] == pid, "the child is still running"
     assert worker.stop(TIMEOUT) == 0
+
+
+def test_the_first_short_limit_is_enforced_in_time_although_the_supervisor_of_an_idle_worker_sleeps(
+    harness: WorkerHarness,
+) -> None:
+    harness.worker(TASKS, children=1)
+    harness.wait_until_idle(1)
+    job = harness.app.send_task("rest", soft_time_limit=0.02)
+    started = harness.wait_for_start(job, timeout=TIMEOUT)
+    (cleaned,) = harness.journal.wait_for(1, what="cleaned", job=job.id)
+    harness.report(ms=cleaned.ms - started.ms)
+    assert cleaned.ms - started.ms <= scale_to_load(150)
 
 
 def test_a_task_that_catches_the_soft_limit_can_return_a_value(harness: WorkerHarness) -> None:

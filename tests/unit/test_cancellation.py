@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from bulltask.errors import SoftTimeLimitExceeded, TaskCancelled, TimeLimitExceeded
+from bulltask.jobs.clock import mono_ms
 from bulltask.jobs.fields import TimeLimits
 from bulltask.worker import cancellation as module
 from bulltask.worker.cancellation import Cancellation, TaskExecution, call_task, uninterrupted
-from bulltask.worker.slots import CancelReason, Slot, Slots
+from bulltask.worker.slots import IDLE_MS, CancelReason, Deadlines, Slot, Slots
 
 LIMITS = TimeLimits(1_000, 2_000)
 
@@ -259,3 +260,12 @@ async def test_attempts_share_one_poll_timer_that_ends_with_the_last_attempt(
     timers.pop()()
     assert len(timers) == 1, "an attempt is running"
     child.cancellation.leave_async(task)
+
+
+def test_only_the_first_deadline_that_the_supervisor_could_miss_wakes_it(child: Child) -> None:
+    woken = list[int]()
+    child.cancellation.wake_supervisor = lambda: woken.append(1)
+    far_ms, near_ms = mono_ms() + 10 * IDLE_MS, mono_ms() + IDLE_MS // 2
+    for soft_ms, hard_ms, wakes in ((0, 0, 0), (far_ms, 0, 0), (0, far_ms, 0), (far_ms, near_ms, 1), (near_ms, 0, 1)):
+        child.cancellation.set_deadlines(child.slot, Deadlines(soft_at_ms=soft_ms, hard_at_ms=hard_ms))
+        assert len(woken) == wakes

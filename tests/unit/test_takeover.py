@@ -14,7 +14,7 @@ from bulltask.errors import BrokerError, BrokerUnavailableError
 from bulltask.jobs.clock import mono_ms
 from bulltask.transport.call import Call, QueueKeys
 from bulltask.worker.recovery import Takeover
-from bulltask.worker.slots import LONG_MS, Slots, SlotState
+from bulltask.worker.slots import IDLE_MS, LONG_MS, Slots, SlotState
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
 
@@ -209,14 +209,17 @@ def test_the_outcome_of_an_async_job_is_left_to_the_child(worker: FakeWorker) ->
 
 def test_the_supervisor_watches_while_a_child_prefetches_and_two_seconds_longer(worker: FakeWorker) -> None:
     now_ms = mono_ms()
-    assert worker.takeover.interval_ms == 100
+    worker.block.prefetches = False
+    assert worker.takeover.interval_ms == IDLE_MS
+    worker.block.prefetches = True
+    assert worker.takeover.interval_ms == 20, "the child need not wait"
     worker.takeover.tick(now_ms, 0)
     assert (worker.control.watches, worker.takeover.interval_ms) == (True, 20)
     worker.block.prefetches = False
     worker.takeover.tick(now_ms + 2_000, 0)
     assert worker.control.watches
     worker.takeover.tick(now_ms + 2_001, 0)
-    assert (worker.control.watches, worker.takeover.interval_ms) == (False, 100)
+    assert (worker.control.watches, worker.takeover.interval_ms) == (False, IDLE_MS)
 
 
 def test_jobs_that_were_acquired_in_one_millisecond_keep_their_order(worker: FakeWorker) -> None:

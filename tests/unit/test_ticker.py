@@ -110,7 +110,37 @@ def test_a_slow_service_misses_ticks_and_does_not_block_others(time: Time) -> No
     for _ in range(3):
         ticker.run_due()
     assert [missed for _, missed in slow.ticks] == [0, 1, 2]
-    assert log == ["100", "500", "100", "100", "500"]
+    assert log == ["100", "500", "100", "500", "100"]
+
+
+def test_services_share_their_wake_ups_although_their_first_ticks_take_time(time: Time) -> None:
+    services = [RecordingService(time, interval_ms, duration_ms=7) for interval_ms in (500, 500, 1_000, 100)]
+    ticker = new_ticker(*services)
+    ticker.run_due()
+    for service in services:
+        service.duration_ms = 0
+    woken = []
+    while time.now_ms < START_MS + 1_000:
+        time.now_ms += ticker.wait_ms(5_000)
+        woken.append(time.now_ms - START_MS)
+        ticker.run_due()
+    assert woken == list(range(100, 1_001, 100))
+    assert [len(service.ticks) for service in services] == [3, 3, 2, 11]
+
+
+def test_a_service_that_needs_a_shorter_interval_now_does_not_wait_for_the_longer_one(time: Time) -> None:
+    service, other = RecordingService(time, 500), RecordingService(time, 500)
+    ticker = new_ticker(service, other)
+    ticker.run_due()
+    time.now_ms += 130
+    assert ticker.wait_ms(5_000) == 370
+    service.interval_ms = 100
+    assert ticker.wait_ms(5_000) == 0
+    ticker.run_due()
+    assert ticker.wait_ms(5_000) == 70
+    service.interval_ms = 500
+    assert ticker.wait_ms(5_000) == 370
+    assert [now_ms for now_ms, _ in service.ticks] == [0, 130]
 
 
 @given(
