@@ -116,7 +116,7 @@ def test_a_job_whose_task_is_not_called_has_a_duration_of_zero() -> None:
     fetcher: Any = SimpleNamespace(bus=Bus())
     collector: Any = SimpleNamespace(batches={})
     starter = JobStarter(fetcher, runner, nothing, nothing, child_limits)
-    finisher: Any = SimpleNamespace(counts=None)
+    finisher: Any = SimpleNamespace(counts=None, ending=nothing, ended=nothing, limit_call=nothing)
     writer = Writer(fetcher, finisher)
     SyncLoop(fetcher, starter, runner, writer, nothing, child_limits, collector, nothing, nothing)._work(job)
     assert durations == [0.0]
