@@ -217,6 +217,10 @@ OPERATIONS: Final[dict[str, tuple[Callable[[Pile], object], Callable[[Pile], obj
         lambda pile: pile.add("wait"),
         lambda pile: pile.run_command("jobs mail --task n --revoke --yes"),
     ),
+    "revoke next jobs": (
+        lambda pile: pile.add("wait"),
+        lambda pile: pile.run_command("jobs mail --task n --limit 1000 --revoke --yes"),
+    ),
     "pause, resume": (
         lambda pile: [pile.add("wait"), pile.add("paused")],
         lambda pile: [pile.queue.pause(), pile.queue.resume()],

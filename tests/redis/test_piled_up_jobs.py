@@ -11,6 +11,7 @@ import pytest
 
 from bulltask import App
 from bulltask.events import Bus
+from bulltask.jobs.names import Revocation
 from bulltask.lua.loader import Script, sha1
 from bulltask.queue import (
     FlowJob,
@@ -124,6 +125,23 @@ def test_a_call_that_reads_ids_returns_a_bounded_number_for_all_states_together(
     )
     assert max(lengths) <= 50
     assert set(found) == {f"j{number}" for number in range(1, 20 * len(STATES) + 1)}
+
+
+def test_revoking_the_next_of_many_waiting_jobs_does_not_search_the_whole_list(
+    queue: Queue, keys: QueueKeys, redis_client: Any
+) -> None:
+    pile_up(redis_client, keys, "wait", blocking.REPETITIONS)
+    for first in range(0, 500_000, 50_000):
+        redis_client.lpush(keys.wait, *range(first, first + 50_000))
+    meter = blocking.Meter(redis_client.info("server")["process_id"])
+
+    def longest_ms(job_id: str) -> float:
+        meter.longest.clear()
+        with meter.measure():
+            assert queue.revoke(job_id) is Revocation.REVOKED
+        return max(meter.longest.values())
+
+    assert any(longest_ms(f"j{number + 1}") <= 1 for number in range(blocking.REPETITIONS))
 
 
 def test_the_meter_finds_the_one_script_that_is_slow_among_many_that_are_sent_together(

@@ -33,14 +33,21 @@ local function is_next_of_scheduler()
   return due and id == "repeat:" .. scheduler .. ":" .. due
 end
 
--- The lists come last, because they are searched, from the newest job on, as BullMQ's removeJob does.
+-- From the newest job on, as BullMQ's removeJob does, unless it is one of the next jobs: in a list of a million, the
+-- search for these would take 11 ms.
+local function remove_from_list(list)
+  local from = call("LPOS", list, id, "RANK", -1, "MAXLEN", 1000) and -1 or 1
+  return call("LREM", list, from, id) > 0
+end
+
+-- The lists come last, because they are searched.
 local function remove_from_state()
   for _, set in ipairs({ prioritized, delayed, KEYS[2] }) do
     if call("ZREM", set, id) == 1 then
       return true
     end
   end
-  return call("LREM", wait, 1, id) > 0 or call("LREM", paused, 1, id) > 0
+  return remove_from_list(wait) or remove_from_list(paused)
 end
 
 if call("EXISTS", job) == 0 then
