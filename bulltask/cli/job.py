@@ -29,6 +29,7 @@ from bulltask.cli.terminal import (
     echo,
     field_lines,
     in_one_line,
+    in_width,
     iso,
     print_json,
     safe,
@@ -61,6 +62,7 @@ __all__ = [
     "job",
     "known_queues",
     "queue_of_job",
+    "queues_spelled_otherwise",
     "queues_with_job",
     "revoke",
     "with_server",
@@ -122,9 +124,9 @@ def with_server(explanation: Explanation, ctx: click.Context, options: Mapping[s
     spec, broker = options["app"] or given.get("app"), options["broker"] or given.get("broker")
     words = ["-A", quote(spec)] if isinstance(spec, str) else []
     words += ["-b", quote(str(broker))] if broker else []
-    more = [] if options["prefix"] is None else ["--prefix", quote(options["prefix"])]
-    if options["hash_tag"] is not None:
-        more.append("--queue-hash-tag" if options["hash_tag"] else "--no-queue-hash-tag")
+    prefix, tag = options["prefix"], options["hash_tag"]
+    of_prefix = [] if prefix is None else ["--prefix", quote(prefix)]
+    of_tag = [] if tag is None else ["--queue-hash-tag" if tag else "--no-queue-hash-tag"]
 
     def completed(line: str) -> str:
         program, _, rest = line.partition(" ")
@@ -133,10 +135,13 @@ def with_server(explanation: Explanation, ctx: click.Context, options: Mapping[s
         before, found, rest = line.partition("bulltask ")
         if not found or program.startswith("app."):
             return line
-        if rest.startswith("worker "):
+        if rest.startswith(("worker ", "migrate-bull ")):  # they have no such options
             rest = rest.replace(" -A APP", "", 1) if isinstance(spec, str) else rest
-        elif "hash-tag" not in rest:
-            rest = " ".join([rest, *more])
+            if tag is not None and "HASH_TAG" not in before and rest.startswith("worker "):
+                before += f"BULLTASK_QUEUE_HASH_TAG={str(tag).lower()} "
+            before += "" if prefix is None else f"BULLTASK_PREFIX={quote(prefix)} "
+        else:
+            rest = " ".join([rest, *of_prefix, *([] if "hash-tag" in rest else of_tag)])
         return " ".join([f"{before}bulltask", *words, rest])
 
     commands = [reason.command and completed(reason.command) for reason in explanation.reasons]
@@ -351,7 +356,7 @@ def _sections(redis_job: _FoundJob | None, history: JobHistory | None) -> Iterat
 
 
 def _reason(reason: Reason) -> Iterator[str]:
-    yield in_one_line(reason.sentence, 1_000)
+    yield from in_width(in_one_line(reason.sentence, 1_000), margin=2)
     yield from command_lines(reason)
 
 
@@ -494,22 +499,30 @@ def queue_of_job(app: App, job_id: str, queue: str | None = None, known: Collect
             the other way round.
         UsageError: Several queues have a job with this id.
     """
-    config, with_tag = app._config, not app._config.queue_hash_tag
+    with_tag = not app._config.queue_hash_tag
     if queue:
         names, others = _with_job(app, job_id, [queue]), {bullmq_name(queue, hash_tag=with_tag)}
     else:
         names, in_redis = queues_with_job(app, job_id, known)
-        others = in_redis - {bullmq_name(name, hash_tag=not with_tag) for name in _app_names(in_redis, config)}
+        others = in_redis
     if len(names) > 1:
         raise ambiguous(app, job_id, names)
     if names:
         return names[0]
-    if found := existing_keys(app, {QueueKeys(config.prefix, name).job(job_id): name for name in others}):
+    if found := queues_spelled_otherwise(app, job_id, others):
         option = "--queue-hash-tag" if with_tag else "--no-queue-hash-tag"
         raise NotFoundError(safe(f"job {job_id!r} is in queue {found[0]!r}: use {option}"))
     if queue and (names := queues_with_job(app, job_id, known)[0]):
         raise NotFoundError(safe(f"job {job_id!r} is not in queue {queue}, but in {', '.join(names)}: use --queue"))
     return None
+
+
+def queues_spelled_otherwise(app: App, job_id: str, bullmq_names: Collection[str]) -> list[str]:
+    """Return those of some queues that have the job, but are not the app's: with a hash tag, or without one."""
+    config = app._config
+    own = {bullmq_name(name, hash_tag=config.queue_hash_tag) for name in _app_names(bullmq_names, config)}
+    others = {*bullmq_names} - own
+    return existing_keys(app, {QueueKeys(config.prefix, name).job(job_id): name for name in others})
 
 
 def chosen_queues(app: App, names: str | None) -> list[str]:

@@ -135,7 +135,8 @@ def _note(queue: QueueOverview, now_ms: int) -> str:
     if figures.max is not None and figures.duration_ms is not None:
         notes.append(f"limit {figures.max} per {duration_text(figures.duration_ms / 1000)}")
     if figures.waiting_children:
-        notes.append(f"{figures.waiting_children} wait for child jobs")
+        verb = "waits" if figures.waiting_children == 1 else "wait"
+        notes.append(f"{figures.waiting_children} {verb} for child jobs")
     text = in_one_line(", ".join(notes))
     return "\n  ".join(wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False))
 
@@ -240,6 +241,8 @@ def resume(ctx: click.Context, /, *, name: str, **options: Any) -> None:
         figures = _figures(queue)
         queue.resume()
         done = "was resumed" if figures.is_paused else "was not paused"
+        if figures.paused and not figures.is_paused:
+            done = f"has {pluralize(figures.paused, 'job')} back that no worker looked for (a pause by BullMQ 5)"
         _report(ctx, queue, options, f"Queue {in_one_line(name)} {done}: {figures.waiting} waiting")
 
 

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from shutil import get_terminal_size
+from textwrap import wrap
 from typing import Any, Final
 
 import click
@@ -23,6 +25,7 @@ __all__ = [
     "echo",
     "field_lines",
     "in_one_line",
+    "in_width",
     "iso",
     "print_json",
     "progress_bar",
@@ -107,6 +110,16 @@ def in_one_line(text: str, max_chars: int = 255) -> str:
     """Return the text escaped, with its whitespace collapsed, truncated to ``max_chars`` characters."""
     line = " ".join(safe(text).split())
     return line if len(line) <= max_chars else line[: max_chars - 1] + "…"
+
+
+def in_width(text: str, indent: str = "", margin: int = 0) -> Iterator[str]:
+    """Yield a text in lines that fit the terminal; in one line if the output is not a terminal, for ``grep``."""
+    columns = get_terminal_size((0, 0)).columns
+    if not columns:
+        yield indent + text
+        return
+    more: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    yield from wrap(text, max(40, columns - margin), initial_indent=indent, subsequent_indent=indent, **more)
 
 
 def time_of(ms: int | None) -> datetime | None:

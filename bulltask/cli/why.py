@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from difflib import get_close_matches
+from shlex import quote
 from typing import Any, Final
 
 import click
 
 from bulltask.app import App
 from bulltask.cli.app_loader import load_app_or_broker
-from bulltask.cli.job import ambiguous, command_lines, known_queues, queue_of_job, queues_with_job, with_server
+from bulltask.cli.job import (
+    ambiguous,
+    command_lines,
+    known_queues,
+    queue_of_job,
+    queues_spelled_otherwise,
+    queues_with_job,
+    with_server,
+)
 from bulltask.cli.options import ExitCode, operator_options, queue_option
-from bulltask.cli.terminal import echo, in_one_line, print_json
-from bulltask.queue.reasons import Explanation, traces
+from bulltask.cli.terminal import echo, in_one_line, in_width, print_json
+from bulltask.jobs.names import name_in_app
+from bulltask.queue.reasons import Explanation, Reason, traces
 
 __all__ = ["why"]
 
@@ -41,17 +52,14 @@ def why(ctx: click.Context, /, *, job_id: str | None, queue: str | None, as_json
     if job_id is None and queue is None:
         raise click.UsageError("pass a job's ID, a queue (-Q), or both")
     with closing(load_app_or_broker(ctx, options)) as app:
-        explanation = app.queue(queue or _queue_of(app, str(job_id))).explain(job_id)
-        if queue and job_id and "unknown-job" in explanation.codes:
-            queue_of_job(app, job_id, queue)  # raises an error if another queue has the job
+        explanation = _explain(app, job_id, queue)
         similar = get_close_matches(str(queue), known_queues(app), 1) if "unknown-queue" in explanation.codes else []
     explanation = with_server(explanation, ctx, options, app)
     is_unknown = not {"unknown-job", "unknown-queue"}.isdisjoint(explanation.codes)
     if as_json:
         print_json(explanation.to_json())
     elif is_unknown and queue is None:
-        url = app._broker.endpoint.safe_url
-        echo(f"No queue at {url} has a job {job_id}: it was removed, or never added", err=True)
+        echo(f"{explanation}", err=True)
     else:
         echo("\n".join(_page(explanation)))
         if similar:
@@ -63,9 +71,31 @@ def why(ctx: click.Context, /, *, job_id: str | None, queue: str | None, as_json
         ctx.exit(ExitCode.ERROR)
 
 
+def _explain(app: App, job_id: str | None, queue: str | None) -> Explanation:
+    explanation = app.queue(queue or _queue_of(app, str(job_id))).explain(job_id)
+    if job_id is None or "unknown-job" not in explanation.codes:
+        return explanation
+    if queue is not None:
+        queue_of_job(app, job_id, queue)  # raises an error if another queue has the job
+        return explanation
+    searched = f"No queue at {app._broker.endpoint.safe_url} has a job {job_id}"
+    show = f"bulltask job show {quote(job_id)} --lake DIRECTORY"
+
+    def of_all_queues(reason: Reason) -> Reason:
+        if reason.code != "unknown-job":
+            return reason
+        evidence = {name: value for name, value in reason.evidence.items() if name != "key"}
+        sentence = f"{searched}: {reason.sentence.rpartition(': ')[2]}"
+        return replace(reason, sentence=sentence, evidence=evidence, command=show)
+
+    return replace(explanation, queue="", reasons=tuple(map(of_all_queues, explanation.reasons)))
+
+
 def _queue_of(app: App, job_id: str) -> str:
     """Return the queue that has the job, or a trace of it; the app's default queue if none has."""
-    names = queues_with_job(app, job_id)[0]
+    names, in_redis = queues_with_job(app, job_id)
+    if not names and (others := queues_spelled_otherwise(app, job_id, in_redis)):
+        return name_in_app(others[0], hash_tag=True)
     if not names:  # its hash may be gone, or the id is a deduplication id
         known = [(queue, app._broker.keys(queue)) for queue in known_queues(app)[:_MAX_QUEUES]]
         with app._broker.pool.client() as client:
@@ -84,11 +114,11 @@ def _page(explanation: Explanation) -> Iterator[str]:
     for reason in explanation.reasons:
         yield ""
         certainty = "" if reason.certainty == "proved" else f" ({reason.certainty})"
-        yield f"{in_one_line(reason.sentence, 1_000)}."
+        yield from in_width(f"{in_one_line(reason.sentence, 1_000).removesuffix('.')}.")
         evidence = ", ".join(
             f"{name}={_short(value)}" for name, value in reason.evidence.items() if value not in (None, [], {})
         )
-        yield f"  {reason.code}{certainty}: {evidence}"
+        yield from in_width(f"{reason.code}{certainty}: {evidence}", "  ")
         yield from command_lines(reason)
 
 
@@ -96,7 +126,7 @@ def _short(value: Any) -> str:
     if isinstance(value, dict):
         value = list(value)
     if isinstance(value, list):
-        names = [str(item.get("id", "")) if isinstance(item, dict) else str(item) for item in value]
+        names = [str(item.get("id") or item.get("pid", "")) if isinstance(item, dict) else str(item) for item in value]
         more = " …" if len(names) > _MAX_NAMES else ""
         return " ".join(in_one_line(name, 80) for name in names[:_MAX_NAMES]) + more
     return in_one_line(str(value), 120)

@@ -24,6 +24,7 @@ from bulltask.jobs.errors import (
     BrokerNotReadyError,
     BrokerUnavailableError,
     BulltaskError,
+    nearest,
 )
 from bulltask.jobs.fields import CHECKPOINT_FIELD
 from bulltask.jobs.job import BULLTASK_KEY, INCOMPATIBLE_FIELD, RELEASES_FIELD
@@ -141,6 +142,9 @@ _SEARCHED: Final = 1_000
 _SAMPLE: Final = 100
 """How many active jobs or child jobs are looked at."""
 
+_LINE_READ: Final = 20
+"""How many throttled jobs of each task are looked at."""
+
 _OWNERS_READ: Final = 50
 """How many jobs of each state are read whose deduplication ids may keep new jobs out."""
 
@@ -168,6 +172,9 @@ _CLOCK_MS: Final = 5_000
 
 _LATE_MS: Final = 5_000
 """How long a scheduled job may be overdue before it is late."""
+
+_LONG_MS: Final = 60_000
+"""After this time, a job that alone keeps others from running may be stuck."""
 
 _NEGLECTED_MS: Final = 15_000
 """After this time, workers should have acquired the next job of a queue; they look for jobs by themselves, too."""
@@ -268,10 +275,28 @@ def explain_queue(context: QueueContext) -> Operation[Explanation]:
 
 def traces(keys: QueueKeys, job_id: str) -> list[Call[bool]]:
     """Return calls, of which one is true if a queue has a trace of a job without a hash, or of a deduplication id."""
-    found: list[Call[bool]] = [command("EXISTS", keys.deduplication(job_id), parse_reply=bool)]
+    dropped = _find_dropped(keys, job_id)
+    found: list[Call[bool]] = [
+        command("EXISTS", keys.deduplication(job_id), parse_reply=bool),
+        command(*dropped.args, parse_reply=lambda reply: dropped.parse_reply(reply) is not None),
+    ]
     places: list[tuple[str | int, ...]] = [("ZSCORE", f"{keys.base}{state}", job_id) for state in SETS]
     places += [("LPOS", f"{keys.base}{name}", job_id, "RANK", -1, "MAXLEN", _SEARCHED) for name in LISTS]
     return found + [command(*words, parse_reply=lambda reply: reply is not None) for words in places]
+
+
+def _find_dropped(keys: QueueKeys, job_id: str) -> Call[tuple[int, str, str] | None]:
+    """Search the newest events: when was the job dropped, because of which deduplication id, and for which job?"""
+
+    def parse_reply(reply: Any) -> tuple[int, str, str] | None:
+        for entry_id, words in reply:
+            fields = dict(zip(*[iter(texts(words))] * 2, strict=False))
+            if fields.get("event") == "deduplicated" and fields.get("deduplicatedJobId") == job_id:
+                at_ms = int(text(entry_id).partition("-")[0])
+                return at_ms, fields.get("deduplicationId", ""), fields.get("jobId", "")
+        return None
+
+    return command("XREVRANGE", keys.events, "+", "-", "COUNT", _EVENTS, parse_reply=parse_reply)
 
 
 def unreachable(queue: str, job_id: str | None, exc: BrokerError) -> Explanation:
@@ -520,6 +545,8 @@ class _View:
         keys, calls = self._keys, dict[str, Call[Any]]()
         if _whole(self._info.get("connected_clients")) <= _MAX_CLIENTS:
             calls["clients"] = list_clients(keys.client_name(), f"{keys.prefix}:", database=self._database)
+        if self._id is not None and self._state is JobState.UNKNOWN:
+            calls["dropped"] = _find_dropped(keys, self._id)
         if self._is_paused():
             calls["pause note"] = command("GET", keys.pause_note, parse_reply=Pause.from_json)
             calls["events"] = command("XREVRANGE", keys.events, "+", "-", "COUNT", _EVENTS, parse_reply=_paused_ms)
@@ -531,14 +558,17 @@ class _View:
         """Return the calls about groups of the queue's jobs."""
         keys, calls = self._keys, dict[str, Call[Any]]()
         for job_id in self._replies["incompatible"] or ():
-            calls[f"incompatible {job_id}"] = command("HGET", keys.job(job_id), "failedReason")
+            fields = (INCOMPATIBLE_FIELD, "failedReason", "name")
+            calls[f"incompatible {job_id}"] = command("HMGET", keys.job(job_id), *fields)
         for job_id in self._sampled():
             calls[f"dedup {job_id}"] = command("HGET", keys.job(job_id), "deid", parse_reply=codec.decode_text)
+        if first := self._replies["first delayed"]:
+            calls["first timestamp"] = command("HGET", keys.job(first[0]), "timestamp")
         for job_id in self._replies["head"] or ():
             calls["head times"] = command("HMGET", keys.job(job_id), "timestamp", "ats", "delay")
         for task in list(self._replies["rates"] or ())[:_SAMPLE]:
             calls[f"line {task}"] = command("ZCARD", keys.throttled(task))
-            calls[f"first of {task}"] = command("ZRANGE", keys.throttled(task), 0, 0, parse_reply=texts)
+            calls[f"first of {task}"] = command("ZRANGE", keys.throttled(task), 0, _LINE_READ - 1, parse_reply=texts)
         scheduler = self._replies["first scheduler"]
         if scheduler is not None:
             key = keys.job(f"repeat:{scheduler[0]}:{scheduler[1]:.0f}")
@@ -571,7 +601,7 @@ class _View:
                 calls[f"child {state} {key}"] = command("ZSCORE", f"{keys.base}{state}", job_id)
         for task in list(self._replies["rates"] or ())[:_SAMPLE]:
             for job_id in self._replies[f"first of {task}"] or ():
-                calls[f"start of {task}"] = command("ZSCORE", self._keys.delayed, job_id)
+                calls[f"start of {job_id}"] = command("ZSCORE", self._keys.delayed, job_id)
         if self._id is None:
             for dedup in filter(None, (self._replies[f"dedup {job_id}"] for job_id in self._sampled())):
                 calls[f"owner of {dedup}"] = command(
@@ -633,9 +663,16 @@ class _View:
             self._judge_job(self._id)
             state = JobState.UNKNOWN if self._state is None and not self._replies.refused else self._state
         self._judge_refusals()
-        of_queue = self._id is None  # then what holds all jobs comes before what holds some of them
-        reasons = sorted(self._reasons, key=lambda it: (of_queue and _OF_SOME_JOBS.get(it.code, 0), _RANK[it.code]))
+        reasons = sorted(self._reasons, key=lambda it: (self._group(it), _RANK[it.code]))
         return Explanation(self._queue, self._id, None if state is None else str(state), tuple(reasons))
+
+    def _group(self, reason: Reason) -> int:
+        """Return what comes before the order of causes."""
+        if self._id is None:  # what holds all jobs comes before what holds some of them
+            return _OF_SOME_JOBS.get(reason.code, 0)
+        if reason.code == "clocks-apart" and any(it.code == "delayed" for it in self._reasons):
+            return -1 if reason.certainty == "proved" else 0  # it causes the delay
+        return int(reason.code == "deduplicated" and self._state is not JobState.UNKNOWN)  # it holds only others
 
     def _add(
         self,
@@ -766,9 +803,9 @@ class _View:
         if paused and (wait or not self._is_paused()):
             self._add(
                 "paused-apart",
-                f"{_count(paused, 'job')} of queue {queue} {'is' if paused == 1 else 'are'} in the list of a pause by "
-                "BullMQ 5, which a resume by BullMQ 6 does not empty: no worker looks there. bulltask's resume() "
-                "merges both lists",
+                f"{_jobs_are(paused, f' of queue {queue}')} in the list of a pause by BullMQ 5, where no worker looks"
+                f"{f', and {wait:,} in `wait`' if wait else ''}: do not pause or resume the queue with BullMQ 5, which "
+                "overwrites one list with the other. A resume by bulltask or BullMQ 6 merges them",
                 {**evidence, "wait": wait, "paused": paused},
                 resume,
             )
@@ -856,7 +893,8 @@ class _View:
             some = "No worker" if len(unknown) == total else f"Only {total - len(unknown)} of {total} workers"
             self._add(
                 "unknown-task",
-                f"{some} of queue {self._queue} has the task {task}; the worker {unknown[0]} has {_listed(tasks)}",
+                f"{some} of queue {self._queue} has the task {task}{self._similar(task)}; the worker {unknown[0]} has "
+                f"{_listed(tasks)}",
                 {"task": task, "workers": unknown, "tasks": tasks[:_SAMPLE]},
                 "bulltask inspect registered",
             )
@@ -880,6 +918,11 @@ class _View:
             "unknown-task": may_lack and task not in state.tasks,
         }
         return [code for code, it_does in holds.items() if it_does]
+
+    def _similar(self, task: str) -> str:
+        """Return which task of the workers may be meant."""
+        match = nearest(task, {name for state in self._states for name in state.tasks} - {task})
+        return f" (did you mean {match}?)" if match else ""
 
     def _shown_states(self, workers: Sequence[str]) -> dict[str, Any]:
         names, states = "id host pid state permits".split(), map(self._fleet.states.get, workers[:_SAMPLE])
@@ -966,7 +1009,8 @@ class _View:
             return
         concurrency, active, holders = _whole(self._meta[1]), self._replies.count("active"), self._active_jobs()
         dead = sum(holder["lock"] in _LOCKS for holder in holders)
-        names = _listed([f"job {it['id']}{_LOCKS.get(it['lock'], '')}" for it in holders]) if holders else ""
+        times = [_LOCKS.get(it["lock"]) or self._active_for(it["id"]) for it in holders]
+        names = _listed([f"job {it['id']}{time}" for it, time in zip(holders, times, strict=True)]) if holders else ""
         until = "a worker starts" if self._nobody_checks() else "a stalled check"
         held = f"; {dead} of them without a worker, until {until}" if dead else ""
         self._add(
@@ -974,9 +1018,19 @@ class _View:
             f"Queue {self._queue} may have {_count(concurrency, 'active job')} (its global concurrency), and has "
             f"{active}: {names}{held}",
             {"concurrency": concurrency, "active": active, "holders": holders},
-            self._job("show", holders[0]["id"]) if holders else None,
+            self._end_holder(holders[0]) if holders else None,
             in_ms=self._recovery_ms() if dead else None,
         )
+
+    def _end_holder(self, holder: Mapping[str, Any]) -> str:
+        """Return the command for the job that has been active longest: to cancel it, if it has a worker."""
+        if holder["lock"] == "held" and self._now_ms - self._holder(holder["id"])[2] >= _LONG_MS:
+            return self._job("revoke", holder["id"], "--terminate")
+        return self._job("show", holder["id"])
+
+    def _active_for(self, job_id: str) -> str:
+        started_ms = self._holder(job_id)[2]
+        return f" for {_seconds(self._now_ms - started_ms)}" if started_ms else ""
 
     def _active_jobs(self) -> list[dict[str, Any]]:
         """Return the queue's active jobs, oldest first, as evidence."""
@@ -1029,8 +1083,10 @@ class _View:
         self._judge_incompatible()
         self._judge_deduplication_ids()
         for task in list(replies["rates"] or ())[:_SAMPLE]:
-            if waiting := replies.count(f"line {task}"):
-                rate, score = self._rate_of(task), replies[f"start of {task}"]
+            # Jobs that were removed or promoted leave the line when the next job of the task starts.
+            starts_at = [replies[f"start of {job_id}"] for job_id in replies[f"first of {task}"] or ()]
+            if waiting := replies.count(f"line {task}") - starts_at.count(None):
+                rate, score = self._rate_of(task), next((score for score in starts_at if score is not None), None)
                 in_ms = None if score is None else max(0.0, float(score) / DELAYED_SCORE - self._now_ms)
                 starts = "" if in_ms is None else f"; the next one starts in {_seconds(in_ms)}"
                 sentence = f"The rate limit of task {task}{rate} throttles {_count(waiting, 'job')}{starts}"
@@ -1054,8 +1110,12 @@ class _View:
         more = max(0, self._replies.count("all incompatible") - len(sample))
         groups: dict[str, list[tuple[str, str]]] = {}
         for job_id in sample:
-            reason = codec.decode_text(self._replies[f"incompatible {job_id}"])[:_MAX_TEXT]
-            code = "unknown-task" if _NOT_REGISTERED in reason else "incompatible"
+            noted, failed_reason, task = self._replies[f"incompatible {job_id}"] or [None] * 3
+            if noted is None:
+                continue  # it was removed; the next entry removes this one
+            reason, code = codec.decode_text(failed_reason)[:_MAX_TEXT], "incompatible"
+            if _NOT_REGISTERED in reason:
+                code, reason = "unknown-task", f"{reason}{self._similar(codec.decode_text(task))}"
             groups.setdefault(code, []).append((job_id, reason))
         for code, jobs in groups.items():
             job_id, reason = jobs[0]
@@ -1232,10 +1292,19 @@ class _View:
         if (owner := replies["dedup owner"]) is not None:
             its = "finished" if replies["owner finished"] else "unfinished" if replies["owner exists"] else "gone"
             self._judge_owner(job_id, text(owner), replies["dedup ttl"], its)
+        elif (dropped := replies["dropped"]) is not None:
+            at_ms, dedup, owner = dropped
+            self._add(
+                "deduplicated",
+                f"Job {job_id} was dropped at {_at(at_ms)}: job {owner} has its deduplication id {dedup}",
+                {"deduplication_id": dedup, "owner": owner, "at": _iso(at_ms)},
+                f"bulltask why {quote(owner)} --queue {quote(self._queue)}",
+            )
         if replies["twin job"]:
             what = f"The job is in the queue {self._twin.name}, not in {self._keys.name}"
-            self._add_wrong_hash_tag(what, self._job("show", job_id, self._other_option()), {})
-        if replies["dedup owner"] is None and not replies["twin job"]:
+            why = f"bulltask why {quote(job_id)} --queue {quote(self._queue)} {self._other_option()}"
+            self._add_wrong_hash_tag(what, why, {})
+        if not self._reasons:
             evicted, policy = _whole(self._info.get("evicted_keys")), self._info.get("maxmemory_policy", "")
             or_evicted = f"; or Redis has evicted it ({evicted:,} keys so far, {policy})" if evicted else ""
             self._add(
@@ -1288,6 +1357,7 @@ class _View:
         worker, started_ms = self._fields.get("pb", ""), _whole(self._fields.get("processedOn"))
         evidence = {"worker": worker, "since": _iso(started_ms or None), "lock_ttl_ms": replies["lock"]}
         on = f" on worker {worker}" if worker else ""
+        who = f"worker {worker}, which was" if worker else "the worker that was"
         since = f" since {_at(started_ms)} ({_seconds(self._now_ms - started_ms)})" if started_ms else ""
         if replies["revoked"] is not None:
             asked_ms = _whole(replies["revoked"])
@@ -1297,7 +1367,7 @@ class _View:
             self._judge_locked(job_id, evidence, f"{on}{since}")
             return
         marked = bool(replies["stalled"])
-        lost = f"The job's lock has expired: the worker that was running it{on}{since} is gone, or could not renew it"
+        lost = f"The job's lock has expired: {who} running it{since}, is gone, or could not renew it"
         evidence |= {"marked": marked, "stalled_count": _whole(self._fields.get("stc"))}
         checks = self._fleet.unknown or any(it.stalled_interval_ms is not None for it in self._states)
         if self._states and not checks:
@@ -1412,6 +1482,7 @@ class _View:
             evidence |= {"failedReason": reason, "since": _iso(since_ms), "logs": self._keys.logs(job_id)}
             sentence = f"No worker could run the job since {_at(since_ms)}: {reason}. It is tried again {when}"
             code = "unknown-task" if _NOT_REGISTERED in reason else "incompatible"
+            sentence += self._similar(self._fields.get("name", "")) if code == "unknown-task" else ""
             look = "bulltask inspect registered" if code == "unknown-task" else self._job("show", job_id)
             command_line = self._start_worker() if self._has_no_workers() else look
         elif _THROTTLED in self._fields:
@@ -1446,13 +1517,15 @@ class _View:
         return f" ({rate})" if rate else f" (one job per {interval} s)" if interval else ""
 
     def _judge_clocks(self) -> None:
-        added_ms = _whole(self._fields.get("timestamp"))
+        added_ms, what = _whole(self._fields.get("timestamp")), "The job's timestamp"
+        if first := self._id is None and self._replies["first delayed"]:
+            added_ms, what = _whole(self._replies["first timestamp"]), f"The timestamp of job {first[0]}"
         ahead_ms = added_ms - self._now_ms if added_ms else None
         machine_ms = wall_ms() - self._now_ms
         evidence = {"timestamp_ahead_ms": ahead_ms, "machine_ahead_ms": machine_ms}
         if ahead_ms is not None and ahead_ms > _CLOCK_MS:
             sentence = (
-                f"The job's timestamp is {_seconds(ahead_ms)} ahead of Redis' clock: the clock of its sender is wrong, "
+                f"{what} is {_seconds(ahead_ms)} ahead of Redis' clock: the clock of its sender is wrong, "
                 "and BullMQ counts a delay from it"
             )
             self._add("clocks-apart", sentence, evidence, "redis-cli TIME")
@@ -1525,8 +1598,7 @@ class _View:
 
     def _running(self) -> str:
         """Name the jobs that have been active longest, and for how long."""
-        times = [(job_id, self._holder(job_id)[2]) for job_id in self._holders[: -_SHOWN - 1 : -1]]
-        return ", ".join(f"{job_id} for {_seconds(self._now_ms - ms)}" if ms else job_id for job_id, ms in times)
+        return ", ".join(f"{job_id}{self._active_for(job_id)}" for job_id in self._holders[: -_SHOWN - 1 : -1])
 
     def _judge_neglect(self, timestamp: object, starts: object, delay: object) -> bool:
         """Judge whether idle workers leave the next job alone, which has these fields."""
@@ -1614,8 +1686,8 @@ def _at(ms: float) -> str:
 def _seconds(ms: float) -> str:
     """Return ``3.2 s``, ``4 min`` or ``2.5 h``."""
     seconds = max(0.0, ms / 1000)
-    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * size:
+    for unit, size, smaller in (("d", 86_400, 3_600), ("h", 3_600, 60), ("min", 60, 1)):
+        if seconds >= 2 * size - 0.05 * smaller:  # not "120 min" beside "2 h"
             return f"{seconds / size:.1f}".removesuffix(".0") + f" {unit}"
     return f"{seconds:.1f} s"
 
@@ -1635,5 +1707,5 @@ def _change_rate(task: str) -> str:
     return f"bulltask control rate-limit {quote(task)} RATE"
 
 
-def _jobs_are(count: int) -> str:
-    return f"{_count(count, 'job')} {'is' if count == 1 else 'are'}"
+def _jobs_are(count: int, of: str = "") -> str:
+    return f"{_count(count, 'job')}{of} {'is' if count == 1 else 'are'}"

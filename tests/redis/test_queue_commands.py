@@ -195,7 +195,9 @@ def test_2000_queues_are_listed_in_two_seconds_without_a_long_call(
     assert slow == []
 
 
-def test_a_queue_is_paused_with_a_name_which_why_shows_and_resumed(broker_url: str, queue: Queue) -> None:
+def test_a_queue_is_paused_with_a_name_which_why_shows_and_resumed(
+    broker_url: str, queue: Queue, redis_client: Any
+) -> None:
     add(queue, 2)
     document = json_of(run(broker_url, "queue", "pause", "mail", "--by", "ann", "--json"), "queue")
     assert (document["action"], document["paused"]) == ("pause", True)
@@ -204,6 +206,10 @@ def test_a_queue_is_paused_with_a_name_which_why_shows_and_resumed(broker_url: s
     assert re.search(r"Queue mail is paused since \d.* UTC by ann: ", shown.output), shown.output
     assert run(broker_url, "queue", "resume", "mail").output == "Queue mail was resumed: 2 waiting\n"
     assert run(broker_url, "queue", "resume", "mail").output == "Queue mail was not paused: 2 waiting\n"
+    queue.pause()
+    redis_client.hdel("bull:{mail}:meta", "paused")
+    merged = "Queue mail has 2 jobs back that no worker looked for (a pause by BullMQ 5): 2 waiting\n"
+    assert run(broker_url, "queue", "resume", "mail").output == merged
     assert not queue.is_paused()
     assert re.match(r"Queue mail is paused: 2 waiting, 0 running\n", run(broker_url, "queue", "pause", "mail").output)
     paused_by = json_of(run(broker_url, "queues", "--json"), "queues")["queues"][0]["paused_by"]

@@ -145,12 +145,19 @@ def paused_by_a_flag_of_zero(world: World) -> str:
     return "j"
 
 
-@case("paused-apart", "1 job of queue mail is in the list of a pause by BullMQ 5")
+@case("paused-apart", "1 job of queue mail is in the list of a pause by BullMQ 5, .*by bulltask or BullMQ 6 merges")
 def resumed_by_bullmq_6_after_a_pause_by_bullmq_5(world: World) -> str:
     job_id = world.add()
     world.queue.pause()
     world.redis.hdel(world.keys.meta, "paused")
     return job_id
+
+
+@case("paused-apart", "pause by BullMQ 5, .* and 1 in `wait`: do not pause or resume the queue with BullMQ 5")
+def paused_by_bullmq_5_and_6(world: World) -> None:
+    world.connect()
+    resumed_by_bullmq_6_after_a_pause_by_bullmq_5(world)
+    world.add("other")
 
 
 @case("paused", "")
@@ -182,7 +189,7 @@ def queue_with_a_limiter_of_its_workers(world: World) -> str:
     return world.add()
 
 
-@case("global-concurrency", r"may have 1 active job \(its global concurrency\), and has 1: job first$")
+@case("global-concurrency", r"may have 1 active job \(its global concurrency\), and has 1: job first for ")
 def maxed_queue(world: World) -> str:
     world.connect()
     world.queue.set_global_concurrency(1)
@@ -292,7 +299,16 @@ def running(world: World) -> str:
     return world.acquire()
 
 
-@case("lock-expired", "It runs again after a stalled check, in 60.0 s or less")
+@case("global-concurrency", "has 1: job first for 20 min$")
+def maxed_by_a_job_that_may_be_stuck(world: World) -> str:
+    maxed_queue(world)
+    world.redis.hset(world.keys.job("first"), "processedOn", world.app._now_ms() - 1_200_000)
+    (reason,) = (it for it in world.explain("j").reasons if it.code == "global-concurrency")
+    assert reason.command == "bulltask job revoke first --queue mail --terminate"
+    return "j"
+
+
+@case("lock-expired", "expired: worker manual, which was running it .* after a stalled check, in 60.0 s or less")
 def worker_that_died(world: World) -> str:
     world.connect()
     world.add()
@@ -404,6 +420,20 @@ def owner_of_a_deduplication_id(world: World) -> str:
     return world.add(deduplication="once")
 
 
+@case("deduplicated", r"^Job second was dropped at \d{4}.* UTC: job j has its deduplication id once$")
+def a_job_that_was_not_added_because_of_its_deduplication_id(world: World) -> str:
+    world.add(deduplication="once")
+    world.add("second", deduplication="once")
+    return "second"
+
+
+@case("no-worker", "")
+def owner_of_a_deduplication_id_without_a_worker(world: World) -> str:
+    world.add(deduplication="once")
+    assert world.explain("j").codes == ("no-worker", "deduplicated"), "the id holds other jobs"
+    return "j"
+
+
 @case("deduplicated", "belongs to job j; ")
 def a_deduplication_id_instead_of_a_job(world: World) -> str:
     world.add(deduplication="once")
@@ -445,7 +475,9 @@ def queue_with_workers_whose_other_spelling_has_the_jobs(world: World) -> None:
 @case("deduplicated", "once belongs to job j, which has finished; new jobs with it are not added until [0-9-]{10} ")
 def finished_owner_of_a_deduplication_id(world: World) -> str:
     world.add(deduplication={"id": "once", "ttl": 60}, remove_on_complete=False)
-    return world.worker.complete()
+    world.worker.complete()
+    assert world.explain("j").codes == ("completed", "deduplicated")
+    return "once"
 
 
 @case("deduplicated", "which has finished; new jobs with it are not added until the id is removed")
@@ -530,6 +562,26 @@ def worker_whose_child_runs_a_sync_job_and_has_free_slots(world: World) -> str:
 def worker_whose_child_runs_an_async_job_beside_others(world: World) -> str:
     world.register(children=(WorkerChild(pid=42, state="run", jobs=(long_job(world),), free=99),), slots=100, busy=1)
     return world.add()
+
+
+@case("unknown-task", r"has the task send \(did you mean sent\?\); the worker host-7-a1b2c3 has other, sent$")
+def task_with_a_typo(world: World) -> str:
+    world.register(tasks=("other", "sent"))
+    return world.add()
+
+
+@case("empty", "Queue mail has no jobs that wait")
+def queue_whose_incompatible_and_throttled_jobs_were_removed(world: World) -> None:
+    world.connect()
+    world.redis.hset(world.keys.task_rates, "send", "1800 host")
+    for job_id in ("incompatible", "throttled"):
+        world.add(job_id, delay=60)
+    world.redis.zadd(world.keys.incompatible, {"incompatible": 1})
+    world.redis.zadd(world.keys.throttled("send"), {"throttled": 1})
+    assert world.explain(None).codes == ("delayed", "task-rate-limit")
+    for job_id in ("incompatible", "throttled"):
+        world.queue.remove(job_id)
+    assert world.explain(None).codes == ("empty",)
 
 
 @case("delayed", "1 job is delayed in queue mail, and none waits; ")
@@ -686,6 +738,19 @@ def job_in_a_batch(world: World) -> str:
 def job_of_a_sender_whose_clock_is_ahead(world: World) -> str:
     world.register()
     return world.add(timestamp=datetime.now(UTC) + timedelta(hours=2, seconds=1))
+
+
+@case("clocks-apart", "^The job's timestamp is 2 h ahead of Redis' clock")
+def delayed_job_of_a_sender_whose_clock_is_ahead(world: World) -> str:
+    world.register()
+    world.add(timestamp=datetime.now(UTC) + timedelta(hours=2, seconds=-1), delay=2)
+    assert world.explain("j").codes == ("clocks-apart", "delayed")
+    return "j"
+
+
+@case("clocks-apart", "^The timestamp of job j is 2 h ahead of Redis' clock: ")
+def queue_of_a_sender_whose_clock_is_ahead(world: World) -> None:
+    delayed_job_of_a_sender_whose_clock_is_ahead(world)
 
 
 @case("schedule-late", "The next job of the job scheduler hourly was due .* ago$")
@@ -885,12 +950,12 @@ def test_several_reasons_are_all_named_in_their_order(world: World) -> None:
     world.queue.pause()
     world.add(delay=60, deduplication="once")
     assert world.explain("j").codes == (
-        "deduplicated",
         "delayed",
         "paused",
         "no-worker",
         "queue-rate-limit",
         "global-concurrency",
+        "deduplicated",
     )
 
 
@@ -1054,8 +1119,8 @@ def test_printed_commands_are_for_the_same_app_and_server(world: World, tmp_path
     server = redis.Redis.from_url(world.url).connection_pool.connection_kwargs
     cli = f"redis-cli -h {server['host']} -p {server['port']} TIME"
     shown = CliRunner().invoke(main, ["-A", "shop_why", "why", "j", "--queue-hash-tag"]).output
-    for line in ("-A shop_why queue resume mail --queue-hash-tag", "-A shop_why worker -Q mail"):
-        assert f"\n  $ bulltask {line}\n" in shown, shown
+    assert "\n  $ bulltask -A shop_why queue resume mail --queue-hash-tag\n" in shown, shown
+    assert "\n  $ BULLTASK_QUEUE_HASH_TAG=true bulltask -A shop_why worker -Q mail\n" in shown, shown
     assert f"\n  $ {cli}" in shown, shown
     document = json_of(bulltask(world, "job", "show", "j", "--json"), "job show")
     commands = [reason["command"] for reason in document["redis"]["why"]]
@@ -1066,9 +1131,35 @@ def test_printed_commands_are_for_the_same_app_and_server(world: World, tmp_path
     ]
 
 
+def test_a_proposed_worker_has_the_prefix_and_the_hash_tag_of_the_command(world: World) -> None:
+    with closing(App("node", world.url, queue_hash_tag=False, prefix="prod")) as app:
+        app.queue("mail").add("send", {}, job_id="j")
+    shown = bulltask(world, "why", "j", "--prefix", "prod", "--no-queue-hash-tag")
+    start = "BULLTASK_QUEUE_HASH_TAG=false BULLTASK_PREFIX=prod bulltask"
+    assert f"\n  $ {start} -b {world.url} worker -A APP -Q mail\n" in shown.output
+    shown = bulltask(world, "why", "j", "--prefix", "prod")
+    assert shown.exit_code == 0
+    assert "The job is in the queue mail, not in {mail}: " in shown.output
+    why = "why j --queue mail --no-queue-hash-tag --prefix prod"
+    assert f"\n  $ bulltask -b {world.url} {why}\n" in shown.output, "without -Q, other spellings are searched, too"
+
+
+def test_sentences_and_evidence_fit_the_terminal_and_commands_stay_in_one_line(world: World, monkeypatch: Any) -> None:
+    world.queue.pause()
+    world.add()
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = bulltask(world, "why", "j").output.splitlines()
+    assert max(len(line) for line in lines if not line.startswith("  $ ")) <= 80
+    assert f"  $ bulltask -b {world.url} queue resume mail" in lines
+
+
 def test_the_command_finds_the_queue_of_a_deduplication_id_and_of_a_job_without_a_hash(world: World) -> None:
     world.app.queue("files").add("send", {}, job_id="owner", deduplication="once")
     assert "The deduplication id once belongs to job owner" in bulltask(world, "why", "once").output
+    world.app.queue("files").add("send", {}, job_id="second", deduplication="once")
+    dropped = bulltask(world, "why", "second")
+    assert (dropped.exit_code, "Job second was dropped at " in dropped.output) == (0, True)
+    assert f"\n  $ bulltask -b {world.url} why owner --queue files\n" in dropped.output
     world.add()
     world.redis.delete(world.keys.job("j"))
     shown = bulltask(world, "why", "j")
@@ -1089,7 +1180,10 @@ def test_the_exit_codes_of_the_command(world: World) -> None:
     missing = bulltask(world, "why", "missing")
     assert missing.exit_code == 4
     assert "No queue at redis://" in missing.stderr
-    assert json_of(bulltask(world, "why", "missing", "--json"), "why")["reasons"][0]["code"] == "unknown-job"
+    document = json_of(bulltask(world, "why", "missing", "--json"), "why")
+    assert (document["queue"], document["reasons"][0]["code"]) == ("", "unknown-job")
+    assert document["reasons"][0]["sentence"].startswith("No queue at redis://")
+    assert "--queue" not in document["reasons"][0]["command"]
     assert bulltask(world, "why", "missing", "-Q", "mail").exit_code == 4
     assert bulltask(world, "why").exit_code == 2
     world.add()
