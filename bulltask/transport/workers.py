@@ -71,8 +71,8 @@ class WorkerChild:
     Attributes:
         pid: Its process id.
         rss_kib: Its resident memory; ``None`` if that is unknown.
-        state: ``starting``, ``run``, ``closing`` if it acquires no more jobs, ``stopped`` by ``SIGSTOP`` while it has
-            jobs, or ``unresponsive``: it has no job and asks for none, so it is soon replaced.
+        state: ``starting``, ``run``, ``closing`` if it acquires no more jobs, ``stopped`` by ``SIGSTOP``, or
+            ``unresponsive``: it has no job and asks for none, so it is soon replaced.
         jobs: Its jobs, those that it has had longest first.
         free: How many more jobs it can run at once; 0 if a job keeps it from acquiring any, though it has free slots.
     """

@@ -84,6 +84,10 @@ EXIT_TIMEOUT: Final = "exit_timeout"
 _BLOCKED_MS: Final = 500
 """An event loop that has turned less than this ago is not blocked: it says so only a few times a second."""
 _UNSTARTED: Final = {SlotState.PREFETCHED, SlotState.RELEASING, SlotState.RELEASED}
+_WITHOUT_ATTEMPT: Final = {*_UNSTARTED, SlotState.FREE, SlotState.RESERVED, SlotState.WRITTEN, SlotState.ENDED}
+"""The states of a slot whose job another child can take over without running an attempt twice."""
+_STOPPED: Final = -1
+"""Instead of the time of a child's last activity: it was stopped."""
 
 
 class ChildBootError(Exception):
@@ -114,6 +118,11 @@ class _Child:
     def is_leaving(self) -> bool:
         """Whether the child acquires no more jobs, so that another child takes its place."""
         return self.stop_requested or self.block.reached_limit is not ChildLimit.NONE
+
+    @property
+    def has_attempt(self) -> bool:
+        """Whether an attempt is running, or its outcome is nowhere but in the child's own memory."""
+        return not all(slot.state in _WITHOUT_ATTEMPT or slot.outcome for slot in self.slots)
 
 
 class ChildPool:
@@ -171,11 +180,14 @@ class ChildPool:
 
     @property
     def halted(self) -> dict[int, str]:
-        """The children that make no progress, by pid: ``unresponsive`` (soon replaced), or ``stopped`` with jobs."""
+        """The children that make no progress, by pid: ``unresponsive`` (soon replaced), or ``stopped``.
+
+        Those that are not replaced, because they run jobs, come first.
+        """
+        halted = [child for child in self._children.values() if child.unresponsive or child.is_stopped]
         return {
             child.pid: "unresponsive" if child.unresponsive else "stopped"
-            for child in self._children.values()
-            if child.unresponsive or child.is_stopped
+            for child in sorted(halted, key=lambda child: not child.has_attempt)
         }
 
     @property
@@ -361,34 +373,44 @@ class ChildPool:
         ]
 
     def idle_children(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the index, the pid and the time of the last activity of each child that has no job.
+        """Yield the index, the pid and the time of the last activity of each child that could ask for a job.
 
-        A child that looks for a job changes the state of a slot before and after each call to Redis.
+        A child that looks for a job changes the state of a slot before and after each call to Redis. One that leaves
+        is among them until it knows that it should, which ends its call. Instead of the time, ``_STOPPED`` is
+        yielded for a child that was stopped, whatever it was doing, unless it runs an attempt.
         """
-        for index in self._staying():
-            child = self._children[index]
+        for index, child in self._children.items():
+            if child.is_stopped:
+                if not child.has_attempt:
+                    yield index, child.pid, _STOPPED
+                continue
             states = {slot.state for slot in child.slots}
-            if child.block.run_state is ProcessState.RUN and states <= {SlotState.FREE, SlotState.RESERVED}:
+            if child.block.run_state is not ProcessState.RUN or not states <= {SlotState.FREE, SlotState.RESERVED}:
+                continue
+            is_asking = SlotState.RESERVED in states or any(slot.waiting for slot in child.slots)
+            if is_asking if child.is_leaving else not self.is_paused:
                 yield index, child.pid, max(slot.since_ms for slot in child.slots)
 
     def note_stopped(self) -> None:
-        """Report the children that run jobs and were stopped; they are not replaced, but they are not ready either."""
+        """Note which children were stopped, and report those that run jobs: they are not replaced."""
         for index, child in self._children.items():
-            jobs = sum(slot.state in HAS_JOB for slot in child.slots)
-            is_stopped = jobs > 0 and not child.unresponsive and _state_of(child.pid) == "T"
-            if is_stopped and not child.is_stopped:
-                self._bus.emit(ChildStopped(index, child.pid, jobs))
+            if child.unresponsive:
+                continue
+            is_stopped = _state_of(child.pid) == "T"
+            if is_stopped and not child.is_stopped and child.has_attempt:
+                self._bus.emit(ChildStopped(index, child.pid, sum(slot.state in HAS_JOB for slot in child.slots)))
             child.is_stopped = is_stopped
 
     def suspect(self, index: int, silent_ms: int, step: int) -> None:
         """Take the next step against a child that seems to hang: log its stacks, stop it, kill it."""
         child = self._children[index]
-        child.unresponsive = f"it had not asked for a job for {silent_ms / 1000:.0f} s"
-        if step == 0:
+        what = "was stopped" if child.is_stopped else "had not asked for a job"
+        child.unresponsive = f"it {what} for {silent_ms / 1000:.0f} s"
+        if step == 0 and not child.is_stopped:
             self.stacks.request(index, child.pid, child.block)
         else:
             child.stop_requested |= step > 1
-            _send(child.pid, signal.SIGSTOP if step == 1 else signal.SIGKILL)
+            _send(child.pid, signal.SIGKILL if step > 1 else signal.SIGSTOP)
 
     def acquit(self, pid: int) -> None:
         """Let a child that was suspected continue."""
@@ -536,7 +558,7 @@ class ChildPool:
         elif child.loop_blocked and not exited:
             self._bus.emit(ChildKilled(index, child.pid, BLOCKED_LOOP, *jobs))
         elif child.unresponsive and not exited:
-            self._bus.emit(ChildKilled(index, child.pid, UNRESPONSIVE, 0))
+            self._bus.emit(ChildKilled(index, child.pid, UNRESPONSIVE, len(jobs[1]), jobs[1]))
         elif child.exceeded_memory and not exited:
             self._bus.emit(ChildKilled(index, child.pid, HARD_MEMORY_LIMIT, *jobs))
         elif exited and has_timed_out:
@@ -642,7 +664,7 @@ _MARGIN_MS: Final = 10_000
 
 
 _NOTE_MS: Final = 5_000
-"""Interval at which the states of processes are read, which costs 20 µs for each child that runs a job."""
+"""Interval at which the states of processes are read, which costs 20 µs for each child."""
 
 
 class IdleCheck:
@@ -652,10 +674,12 @@ class IdleCheck:
     its calls: its stacks are logged; a second later it is stopped, so that it cannot acquire a job in the last moment;
     and then it is killed, if it has been silent all the time. A child that a debugger holds is left alone.
 
+    A child that was stopped is suspected sooner, whether it is starting, waiting, leaving or exiting: Redis may give it
+    a job, whose lock would be renewed for ever. If it has prefetched jobs, they are released. One that runs a job is
+    only reported.
+
     Time counts only while this service runs, so a machine that was suspended causes no alarm. While the worker is
     paused, or Redis fails, children may wait longer.
-
-    A child that runs a job and was stopped is only reported.
     """
 
     interval_ms = 1_000
@@ -670,7 +694,7 @@ class IdleCheck:
         self._next_note_ms = 0
 
     def tick(self, now_ms: int, _missed: int, /) -> None:
-        """Check all children that have no job."""
+        """Check all children that run no job."""
         elapsed_ms = min(now_ms - self._last_ms, 2 * self.interval_ms)
         self._last_ms = now_ms
         if now_ms >= self._next_note_ms:
@@ -681,7 +705,8 @@ class IdleCheck:
         for index, pid, active_ms in () if self._is_off() else self._pool.idle_children():
             silent_ms, step = before.pop((pid, active_ms), (-elapsed_ms, 0))
             silent_ms += elapsed_ms
-            if silent_ms >= self._max_silence_ms and _state_of(pid) != "t":
+            max_silence_ms = _MARGIN_MS if active_ms == _STOPPED else self._max_silence_ms
+            if silent_ms >= max_silence_ms and _state_of(pid) != "t":
                 self._pool.suspect(index, silent_ms, step)
                 step += 1
             self._silences[pid, active_ms] = silent_ms, step

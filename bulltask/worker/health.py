@@ -60,7 +60,7 @@ class Vitals:
         started: Whether the checks at the start are over.
         children: How many children there should be.
         ready: How many children run jobs or wait for them.
-        stopped_pid: A child that was stopped (``SIGSTOP``) while it had jobs; 0 if there is none.
+        stopped_pid: A child that was stopped (``SIGSTOP``), if possible one that runs jobs; 0 if there is none.
         failing_since_ms: Since when Redis does not serve the supervisor (monotonic time); 0 if it does.
     """
 
@@ -90,7 +90,7 @@ def no_child_runs(children: int, stopped_pid: int) -> str:
     """Return why a worker without a child that makes progress is not ready."""
     if stopped_pid:
         others = "" if children == 1 else ", and no other child takes jobs"
-        return f"its child {stopped_pid}, which has jobs, was stopped{others}: send CONT to the child"
+        return f"its child {stopped_pid} was stopped{others}: send CONT to the child"
     return "its child does not take jobs" if children == 1 else f"none of its {children} children takes jobs"
 
 

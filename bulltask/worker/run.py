@@ -523,7 +523,7 @@ class _Assembly:
             queue_check,
             report,
             *self._helpers(),
-            IdleCheck(pool, config, lambda: self.slots.control.paused or backoff.is_active),
+            IdleCheck(pool, config, lambda: backoff.is_active),
             HealthReport(self.pulse, lambda: self._vitals(pool)),
             *autoscaler,
             OrderCheck(keys[0], self.worker_id, has_requests, orders.execute, client, self.broker.clock, backoff, bus),

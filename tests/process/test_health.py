@@ -194,7 +194,7 @@ def test_stopped_children_without_a_job_are_replaced_and_one_that_runs_a_job_is_
         os.kill(pid, signal.SIGSTOP)
     job = harness.app.send_task("quick")
     assert worker.wait_for_line("Child stopped")[0]["pid"] == busy
-    stopped = f"its child {busy}, which has jobs, was stopped, and no other child takes jobs: send CONT to the child"
+    stopped = f"its child {busy} was stopped, and no other child takes jobs: send CONT to the child"
     wait_for_probe(port, "/readyz", 503, stopped)
     assert probe(port, "/livez")[0] == 200
     line = worker.wait_for_line("Child killed", reason="unresponsive")[0]
@@ -210,12 +210,83 @@ def test_stopped_children_without_a_job_are_replaced_and_one_that_runs_a_job_is_
     assert worker.stop() == 0
 
 
-def test_a_stopped_child_with_a_job_is_named_by_each_command(harness: WorkerHarness) -> None:
-    worker = harness.worker(QUICK_CHECK, children=1)
+STOPS = """
+import signal
+from contextlib import suppress
+from bulltask.worker.prefetch import PrefetchLoop
+
+child_pool._MARGIN_MS, child_pool.IdleCheck.interval_ms = 200, 50
+
+def stop_once(where):
+    with suppress(FileExistsError):
+        open(where, "x").close()
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+@app.lifespan
+async def stop_at_the_start():
+    stop_once("start")
+    yield
+
+run_ready = PrefetchLoop._run_ready
+
+def run_stopping(self):
+    if len(self._ready) > 1:
+        stop_once("prefetched")
+    return run_ready(self)
+
+PrefetchLoop._run_ready = run_stopping
+"""
+
+
+def test_a_child_that_was_stopped_between_its_jobs_loses_them_to_another_whatever_it_was_doing(
+    harness: WorkerHarness,
+) -> None:
+    worker = harness.worker(QUICK_CHECK + STOPS, children=2, settings={"shutdown_timeout": 600})
+
+    def wait_for_children(killed: int, children: int) -> list[int]:
+        worker.wait_for_line("Child killed", count=killed, reason="unresponsive")
+        wait_until(lambda: len(worker.children) == children, 60, "the next child")
+        harness.wait_until_idle(children)
+        indexes = {line["pid"]: line["index"] for line in worker.logged("Child started")}
+        return sorted(worker.children, key=indexes.__getitem__)
+
+    leaving = wait_for_children(1, 2)[-1]  # the first one that was killed had been stopped while it was starting
+    os.kill(leaving, signal.SIGSTOP)
+    worker.send(signal.SIGTTOU)
+    [idle] = wait_for_children(2, 1)
+    assert worker.logged("Child killed")[1]["pid"] == leaving
+
+    os.kill(idle, signal.SIGSTOP)
+    job = harness.app.send_task("quick")
+    harness.wait_for_event("active", job)
+    job.get(timeout=60)
+    wait_for_children(3, 1)
+    jobs = [harness.app.send_task("quick") for _ in range(100)]
+    for job in jobs:
+        job.get(timeout=60)
+    assert {harness.start_count(job) for job in jobs} == {1}
+    assert worker.wait_for_line("Child killed", count=4)[3]["jobs"] > 0, "it had prefetched them"
+
+    [idle] = wait_for_children(4, 1)
+    os.kill(idle, signal.SIGSTOP)
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0
+    assert len(worker.logged("Child killed")) == 5
+
+
+def test_a_stopped_child_is_named_by_each_command(harness: WorkerHarness) -> None:
+    worker = harness.worker(QUICK_CHECK + "child_pool._MARGIN_MS = 60_000", children=1)
+    harness.wait_until_idle(1)
+    [idle] = worker.children
+    os.kill(idle, signal.SIGSTOP)
+    ready = ["--pid", str(worker.pid)]
+    wait_until(lambda: f"its child {idle} was stopped: " in check(*ready).output, 60, "a worker that is not ready")
+    os.kill(idle, signal.SIGCONT)
+    wait_until(lambda: check(*ready).exit_code == 0, 60, "a worker that is ready")
     running = harness.hold()
     pid = int(harness.wait_for_start(running)["pid"])
     os.kill(pid, signal.SIGSTOP)
-    problem = f"its child {pid}, which has jobs, was stopped: send CONT to the child"
+    problem = f"its child {pid} was stopped: send CONT to the child"
     for where in (["--redis", "-b", harness.url], ["--pid", str(worker.pid)]):
         wait_until(lambda where=where: check(*where).output.endswith(f"  not ready: {problem}\n"), 60, problem)  # type: ignore[misc]
         assert check(*where).exit_code == 1
