@@ -58,6 +58,31 @@ _SECRET_IN_TEXT = re.compile(
     r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\s,;&]+)""",
     re.IGNORECASE,
 )
+# What is a secret by its form: AWS' key ids, with the secret key after them, tokens of GitHub, GitLab, Slack, Stripe,
+# OpenAI and Google, JSON Web Tokens, and private keys, also without their end.
+_SECRET_BY_FORM = re.compile(
+    r"(?<![A-Za-z0-9])A[KS]IA[A-Z0-9]{16}(?:[\s:,/]{1,4}[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+]))?"
+    r"|(?<![A-Za-z0-9])(?:gh[oprsu]_|github_pat_|glpat-|xox[abeprs]-|[rs]k[-_]|AIza)[\w-]{16,255}"
+    r"|(?<![A-Za-z0-9])eyJ[\w-]{8,4096}\.[\w-]{8,4096}(?:\.[\w-]{0,4096})?"
+    r"|-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[^-]{0,20000}(?:-----END[A-Z -]{0,60}(?<=[A-Z-]))?"
+)
+# Secrets after an option of a command, such as --password; not after "--password is required".
+_SECRET_OPTION_IN_TEXT = re.compile(
+    rf"((?<![\w-])--[\w-]{{0,40}}?(?:{_SECRET_WORD.pattern})[\w-]{{0,40}}\s)"
+    r"(?!-|(?:is|was|must|has|or|and|needs?|cannot|to|for|not|in|the|requires?|options?|arguments?|flags?)\b)"
+    r"[^\s,;&\"']+",
+    re.IGNORECASE,
+)
+_COOKIE = re.compile(r"(\bcookie[\\\"']{0,4}:\s{0,4}[\"']?)[^\s=;\"']{1,40}=[^\r\n\"']*", re.IGNORECASE)
+_SECRET_OF_COMMAND = re.compile(
+    r"(\b(?:mysql|mariadb|sshpass|redis-cli|valkey-cli)[\w-]{0,20}(?=\s)[^\r\n|;]{0,200}?\s-(?:p|a\s))\s?[^\s\"']+"
+)
+# In lower case. A text without them, which most are, is not searched further: this takes a microsecond.
+_MARKS_OF_SECRETS = (
+    *("pass", "pwd", "secret", "token", "credential", "api", "authorization", "cookie", "akia", "asia", "gho_", "ghp_"),
+    *("ghr_", "ghs_", "ghu_", "github_pat_", "glpat-", "xox", "sk-", "sk_", "rk-", "rk_", "aiza", "eyj", "private key"),
+    *("mysql", "mariadb", "-cli"),
+)
 
 Kind = Literal["single", "cluster", "sentinel"]
 """What a broker URL names: one server, nodes of a Redis Cluster, or sentinels that monitor a primary."""
@@ -303,14 +328,27 @@ def redact_text(text: str, *, json: bool = False) -> str:
 
 
 def redact_secrets(text: str) -> str:
-    """Return a text of others, such as an error, with the passwords of its URLs and values like ``token=…`` hidden."""
+    """Return a text of others, such as an error, with what looks like a secret hidden.
+
+    That are passwords of URLs, values like ``token=…`` or ``--password …``, cookies, well-known forms of keys and
+    tokens, and private keys.
+    """
     shown = redact_text(text)
-    return _SECRET_IN_TEXT.sub(_hide_value, shown) if _SECRET_WORD.search(shown) else shown
+    lower = shown.lower()
+    if not any(mark in lower for mark in _MARKS_OF_SECRETS):
+        return shown
+    for pattern in (_COOKIE, _SECRET_OPTION_IN_TEXT, _SECRET_OF_COMMAND):
+        shown = pattern.sub(rf"\1{HIDDEN}", shown)
+    return _SECRET_BY_FORM.sub(HIDDEN, _SECRET_IN_TEXT.sub(_hide_value, shown))
 
 
 def _hide_value(match: re.Match[str]) -> str:
-    quote = match[2][0] if match[2][0] in "\"'" else ""
-    return f"{match[1]}{quote}{HIDDEN}{quote}"
+    value = match[2]
+    if value[0] in "\"'":
+        return f"{match[1]}{value[0]}{HIDDEN}{value[0]}"
+    rest = value.rstrip(")]}")  # KeyError('password=…') keeps what ends its text
+    end = value[len(rest) - 1 :] if rest.endswith(('"', "'")) else ""
+    return f"{match[1]}{HIDDEN}{end}"
 
 
 def redact_command(words: Iterable[str]) -> str:

@@ -15,6 +15,7 @@ from math import inf, isfinite
 from shlex import quote
 from typing import Any, Final, Literal, TypeVar
 
+from bulltask.config.urls import redact_secrets
 from bulltask.jobs import codec
 from bulltask.jobs.clock import moment_of, wall_ms
 from bulltask.jobs.codec import field_number, number
@@ -1113,7 +1114,7 @@ class _View:
             noted, failed_reason, task = self._replies[f"incompatible {job_id}"] or [None] * 3
             if noted is None:
                 continue  # it was removed; the next entry removes this one
-            reason, code = codec.decode_text(failed_reason)[:_MAX_TEXT], "incompatible"
+            reason, code = _reason_text(codec.decode_text(failed_reason)), "incompatible"
             if _NOT_REGISTERED in reason:
                 code, reason = "unknown-task", f"{reason}{self._similar(codec.decode_text(task))}"
             groups.setdefault(code, []).append((job_id, reason))
@@ -1426,7 +1427,7 @@ class _View:
         failed = [key for key, state in states.items() if state == "failed"]
         gone = [key for key, state in states.items() if state == "removed"]
         for key in failed[:_SHOWN]:
-            reason = codec.decode_text((self._replies[f"child {key}"] or (None, None))[1])[:_MAX_TEXT]
+            reason = _reason_text(codec.decode_text((self._replies[f"child {key}"] or (None, None))[1]))
             _, queue, child_id = address_of(key, self._keys.prefix)
             self._add(
                 "child-failed",
@@ -1507,7 +1508,7 @@ class _View:
 
     def _attempts(self) -> tuple[int, int, str]:
         """Return how many attempts the job has made, its maximum, and why the last one failed."""
-        reason = self._fields.get("failedReason", "")[:_MAX_TEXT]
+        reason = _reason_text(self._fields.get("failedReason", ""))
         return _whole(self._fields.get("atm")), max(1, _whole(self._opts.get("attempts"))), reason
 
     def _rate_of(self, task: str) -> str:
@@ -1543,7 +1544,7 @@ class _View:
         if expires_ms is not None and expires_ms <= self._now_ms:
             sentence = f"The job expired at {_at(expires_ms)}: the worker that acquires it will fail it"
             self._add("expired", sentence, {"expires": _iso(expires_ms)})
-        if deferred := self._fields.get("defa", "")[:_MAX_TEXT]:
+        if deferred := _reason_text(self._fields.get("defa", "")):
             sentence = f"The job will fail as soon as a worker acquires it: {deferred}"
             self._add("will-fail", sentence, {"defa": deferred})
         if releases := _whole(self._fields.get(RELEASES_FIELD)):
@@ -1655,6 +1656,11 @@ def _paused_ms(reply: Any) -> int | None:
 def _merged(parts: Sequence[dict[str, str]]) -> dict[str, str]:
     """Return what one of a cluster's nodes has reported: the one with the least free memory."""
     return max(parts, key=lambda info: _whole(info.get("used_memory")) / (_whole(info.get("maxmemory")) or inf))
+
+
+def _reason_text(reason: str) -> str:
+    """Return why a job has failed, shortened, and with secrets hidden."""
+    return redact_secrets(reason)[:_MAX_TEXT]
 
 
 def _whole(value: object) -> int:

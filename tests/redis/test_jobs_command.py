@@ -293,6 +293,27 @@ def test_secrets_in_errors_are_hidden(app: App, bulltask: Run) -> None:
             assert "password=***, token: " in shown
 
 
+def test_secrets_of_any_form_are_hidden_wherever_errors_of_many_jobs_are_shown(app: App, bulltask: Run) -> None:
+    secrets = {
+        "a": f"denied: {'AKIA'}IOSFODNN7EXAMPLE wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+        "b": f"clone with ghp_{'Zq9' * 12} failed",
+        "c": "Cookie: session=Zq9abc; other=Zq9def",
+        "d": "mysql --password Zq9-flag and mysql -pZq9-short failed",
+        "e": f"bad -----BEGIN PRIVATE {'KEY'}-----\nZq9Zq9\n-----END PRIVATE {'KEY'}-----",
+    }
+    add_failed(app, secrets)
+    app.queue("mail").add("f", attempts=2, backoff=60)
+    retried = app.queue("mail").get_next_job("token")
+    assert retried is not None
+    retried.move_to_failed(ConnectionError("GET /?token=Zq9-retry"))
+    for command in (("failures",), ("jobs", "mail"), ("report",), ("why", retried.id)):
+        for arguments in (command, (*command, "--json")):
+            shown = bulltask(*arguments)
+            assert shown.exit_code == 0, shown.output
+            assert "***" in shown.stdout
+            assert not re.search("Zq9|IOSFOD|wJalr", shown.stdout), shown.stdout
+
+
 def test_the_jobs_that_wait_longest_are_found_in_all_queues(app: App, bulltask: Run) -> None:
     app.queue("mail").add("done", delay=3600)
     last = app.queue("mail").add("c", timestamp=3_000)

@@ -183,13 +183,17 @@ def test_text_without_a_url_is_returned_unchanged() -> None:
     assert redact_text(text) is text
 
 
+AWS_KEY_ID, AWS_KEY = "AKIA" + "IOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/" + "bPxRfiCYEXAMPLEKEY"
+PEM_KEY = f"-----BEGIN RSA PRIVATE {'KEY'}-----\nMIIEow\nxyz\n-----END RSA PRIVATE {'KEY'}-----"
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
         ("login failed: password=hunter2 for bob", "login failed: password=*** for bob"),
         ('{"api_key": "a b\\"c", "n": 3}', '{"api_key": "***", "n": 3}'),
         ("{'db_pass': 'a, b', 'user': 'u'}", "{'db_pass': '***', 'user': 'u'}"),
-        (r"{\"token\": \"abc\"}", r"{\"token\": ***"),
+        (r"{\"token\": \"abc\"}", r'{\"token\": ***"}'),
         ("Authorization: Bearer abc.def", "Authorization: Bearer ***"),
         ('secret="cut', 'secret="***"'),
         (
@@ -197,6 +201,22 @@ def test_text_without_a_url_is_returned_unchanged() -> None:
             "GET https://bob:***@host/a?x=1&client_secret=***&y=2",
         ),
         ("KeyError: 'password'", "KeyError: 'password'"),
+        ("KeyError: 'password=hunter2'", "KeyError: 'password=***'"),
+        ("ValueError('bad password=hunter2')", "ValueError('bad password=***')"),
+        (f"denied: {AWS_KEY_ID} {AWS_KEY}, retry", "denied: ***, retry"),
+        (f"clone failed with ghp_{'a1' * 18}: 403", "clone failed with ***: 403"),
+        (f"jwt eyJ{'a1' * 8}.eyJ{'b2' * 8}.sig-na expired", "jwt *** expired"),
+        (f"sk_live_{'a1' * 8} and xoxb-{'1' * 20}", "*** and ***"),
+        ("Cookie: session=abc; theme=1\nHost: h", "Cookie: ***\nHost: h"),
+        ("{'Set-Cookie': 'session=abc', 'Host': 'h'}", "{'Set-Cookie': '***', 'Host': 'h'}"),
+        ("no cookie: consent is missing", "no cookie: consent is missing"),
+        ("mysql --password pw-flag-2 -h db failed", "mysql --password *** -h db failed"),
+        ("mysqldump -u root -ppw-short-3 shop failed", "mysqldump -u root -p*** shop failed"),
+        ("redis-cli -a pw4 PING", "redis-cli -a *** PING"),
+        ("option --password is required", "option --password is required"),
+        ("scp -port 22", "scp -port 22"),
+        (f"bad key {PEM_KEY} in a.pem", "bad key *** in a.pem"),
+        (f"bad key {PEM_KEY[:60]}", "bad key ***"),
         ("4 passed: 2 skipped", "4 passed: 2 skipped"),
     ],
 )
