@@ -520,7 +520,7 @@ class JobPages:
 
 
 _PER_CALL: Final = 100
-"""Maximum number of jobs that one call checks, moves or removes, which keeps Redis busy for 3 ms at most."""
+"""Maximum number of jobs that one call checks, moves or removes, which keeps Redis busy for up to 3 ms."""
 
 _CLEANABLE: Final = ("completed", "failed", "waiting", "active", "paused", "delayed", "prioritized")
 _RETRIABLE: Final = ("failed", "completed")

@@ -144,6 +144,23 @@ def test_revoking_the_next_of_many_waiting_jobs_does_not_search_the_whole_list(
     assert any(longest_ms(f"j{number + 1}") <= 1 for number in range(blocking.REPETITIONS))
 
 
+@pytest.mark.parametrize("asc", [True, False])
+def test_a_page_whose_jobs_are_gone_is_not_searched_for_in_the_whole_list(
+    client: SyncClient, keys: QueueKeys, redis_client: Any, asc: bool
+) -> None:
+    for first in range(0, 600_000, 50_000):
+        redis_client.lpush(keys.wait, *range(first, first + 50_000))
+    cursor = PageCursor(distance=10, ids=tuple(f"gone{number}" for number in range(10)))
+
+    def longest_ms() -> float:
+        meter = blocking.Meter(redis_client.info("server")["process_id"])
+        with meter.measure():
+            client.run(page_after(keys, "wait", cursor, 10, asc=asc))
+        return max(meter.longest.values())
+
+    assert any(longest_ms() <= blocking.MAX_MS for _ in range(blocking.REPETITIONS))
+
+
 def test_the_meter_finds_the_one_script_that_is_slow_among_many_that_are_sent_together(
     client: SyncClient, redis_client: Any
 ) -> None:
