@@ -25,10 +25,13 @@ if TYPE_CHECKING:
     from bulltask.queue.sync.queue import Queue
     from bulltask.registry.results import AsyncResult
 
-__all__ = ["Answers", "ControlBase", "Destination", "InspectBase", "this_user"]
+__all__ = ["Answers", "ControlBase", "Destination", "InspectBase", "JobIds", "Replies", "this_user"]
 
 Destination = str | Iterable[str] | None
 """Workers' names or ids, patterns of ids (``web-*``), or ids without the process id; ``None`` for all workers."""
+JobIds = list[str] | tuple[str, ...] | set[str]
+Replies = list[dict[str, Any]] | None
+"""The reply of each worker, or ``None`` if they were not waited for."""
 
 POLL_S: Final = 0.025
 _DURABLE_MS: Final = 60_000

@@ -9,12 +9,9 @@ from bulltask.jobs.clock import Duration
 from bulltask.jobs.errors import warn_user
 from bulltask.jobs.names import Revocation
 from bulltask.queue.context import checked
-from bulltask.queue.control import POLL_S, Answers, ControlBase, Destination, InspectBase
+from bulltask.queue.control import POLL_S, Answers, ControlBase, Destination, InspectBase, JobIds, Replies
 
 __all__ = ["AsyncControl", "AsyncInspect"]
-
-Replies = list[dict[str, Any]] | None
-"""The reply of each worker, or ``None`` if they were not waited for."""
 
 
 @checked
@@ -178,11 +175,7 @@ class AsyncControl(ControlBase):
     ) -> Revocation: ...
     @overload
     async def revoke(
-        self,
-        task_id: list[str] | tuple[str, ...] | set[str],
-        destination: Any = None,
-        terminate: bool = False,
-        signal: Any = "SIGTERM",
+        self, task_id: JobIds, destination: Any = None, terminate: bool = False, signal: Any = "SIGTERM"
     ) -> list[Revocation]: ...
 
     async def revoke(
@@ -220,9 +213,7 @@ class AsyncControl(ControlBase):
     @overload
     async def terminate(self, task_id: str, signal: Any = "SIGTERM") -> Revocation: ...
     @overload
-    async def terminate(
-        self, task_id: list[str] | tuple[str, ...] | set[str], signal: Any = "SIGTERM"
-    ) -> list[Revocation]: ...
+    async def terminate(self, task_id: JobIds, signal: Any = "SIGTERM") -> list[Revocation]: ...
 
     async def terminate(self, task_id: Any, signal: Any = "SIGTERM") -> Revocation | list[Revocation]:
         """Revoke a job, or several, and cancel them if they are running: ``revoke(…, terminate=True)``."""

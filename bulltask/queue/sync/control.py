@@ -10,12 +10,9 @@ from bulltask.jobs.clock import Duration
 from bulltask.jobs.errors import warn_user
 from bulltask.jobs.names import Revocation
 from bulltask.queue.context import checked
-from bulltask.queue.control import POLL_S, Answers, ControlBase, Destination, InspectBase
+from bulltask.queue.control import POLL_S, Answers, ControlBase, Destination, InspectBase, JobIds, Replies
 
 __all__ = ["Control", "Inspect"]
-
-Replies = list[dict[str, Any]] | None
-"""The reply of each worker, or ``None`` if they were not waited for."""
 
 
 @checked
@@ -177,11 +174,7 @@ class Control(ControlBase):
     ) -> Revocation: ...
     @overload
     def revoke(
-        self,
-        task_id: list[str] | tuple[str, ...] | set[str],
-        destination: Any = None,
-        terminate: bool = False,
-        signal: Any = "SIGTERM",
+        self, task_id: JobIds, destination: Any = None, terminate: bool = False, signal: Any = "SIGTERM"
     ) -> list[Revocation]: ...
 
     def revoke(
@@ -219,9 +212,7 @@ class Control(ControlBase):
     @overload
     def terminate(self, task_id: str, signal: Any = "SIGTERM") -> Revocation: ...
     @overload
-    def terminate(
-        self, task_id: list[str] | tuple[str, ...] | set[str], signal: Any = "SIGTERM"
-    ) -> list[Revocation]: ...
+    def terminate(self, task_id: JobIds, signal: Any = "SIGTERM") -> list[Revocation]: ...
 
     def terminate(self, task_id: Any, signal: Any = "SIGTERM") -> Revocation | list[Revocation]:
         """Revoke a job, or several, and cancel them if they are running: ``revoke(…, terminate=True)``."""
