@@ -28,7 +28,6 @@ from bulltask.cli.options import (
 from bulltask.cli.terminal import echo, in_one_line, print_json
 from bulltask.jobs.errors import ResultTimeoutError, did_you_mean
 from bulltask.jobs.names import JobState
-from bulltask.jobs.stored_job import JobSnapshot
 from bulltask.registry.results import AsyncResult
 
 __all__ = ["call", "result", "shell"]
@@ -76,8 +75,7 @@ def call(ctx: click.Context, /, *, task: str, **options: Any) -> None:
             else:
                 echo(sent.id)
             return
-        _wait(sent, options["timeout"])
-        ctx.exit(_print_result(sent, sent.snapshot(), options))
+        ctx.exit(_print_result(sent, options))
 
 
 @click.command("result", short_help="Print a job's result.")
@@ -95,10 +93,7 @@ def result(ctx: click.Context, /, *, job_id: str, queue: str | None, **options: 
     if options["timeout"] is not None and not options["wait"]:
         raise click.UsageError("--timeout needs --wait")
     with closing(_app(ctx, options)) as app:
-        found = app.result(job_id, existing_job(app, job_id, queue).queue)
-        if options["wait"]:
-            _wait(found, options["timeout"])
-        ctx.exit(_print_result(found, found.snapshot(), options))
+        ctx.exit(_print_result(app.result(job_id, existing_job(app, job_id, queue).queue), options))
 
 
 def _app(ctx: click.Context, options: Mapping[str, Any]) -> App:
@@ -109,13 +104,12 @@ def _app(ctx: click.Context, options: Mapping[str, Any]) -> App:
     return app
 
 
-def _wait(handle: AsyncResult[Any], timeout: float | None) -> None:
-    with suppress(ResultTimeoutError):  # the snapshot says in which state the job is
-        handle.get(timeout, propagate=False)
-
-
-def _print_result(handle: AsyncResult[Any], snapshot: JobSnapshot, options: Mapping[str, Any]) -> ExitCode:
-    """Print a job's outcome; return the exit code."""
+def _print_result(handle: AsyncResult[Any], options: Mapping[str, Any]) -> ExitCode:
+    """Print a job's outcome, with ``--wait`` when it has finished; return the exit code."""
+    if options["wait"]:
+        with suppress(ResultTimeoutError):  # the snapshot says in which state the job is
+            handle.get(options["timeout"], propagate=False)
+    snapshot = handle.snapshot()
     completed, failed = snapshot.state is JobState.COMPLETED, snapshot.state is JobState.FAILED
     trace = "\n".join(snapshot.stacktrace[-1:]) if failed else ""
     if options["as_json"]:
