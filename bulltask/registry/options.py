@@ -203,7 +203,31 @@ class SignatureKeywords(CallKeywords[R], Generic[R], total=False):
 
 
 @value_class(kw_only=True)
-class CallOptions:
+class _SharedOptions:
+    """The options of tasks and of calls, as in :class:`_Keywords`."""
+
+    queue: str | None = None
+    priority: int | None = None
+    expires: Duration | datetime | None = None
+    max_retries: int | None = None
+    lifo: bool = False
+    remove_on_complete: KeepJobs | None = None
+    remove_on_fail: KeepJobs | None = None
+    keep_logs: int | None = None
+    stack_trace_limit: int | None = None
+    size_limit: int | None = None
+    fail_parent_on_failure: bool | None = None
+    continue_parent_on_failure: bool | None = None
+    ignore_dependency_on_failure: bool | None = None
+    remove_dependency_on_failure: bool | None = None
+    soft_time_limit: Duration | None = None
+    time_limit: Duration | None = None
+    serializer: Serializer | None = None
+    compression: Compression | None = None
+
+
+@value_class(kw_only=True)
+class CallOptions(_SharedOptions):
     """Options of a call (``apply_async``, ``send_task``), which override the task's.
 
     Attributes:
@@ -229,33 +253,15 @@ class CallOptions:
 
     countdown: Duration | None = None
     eta: datetime | None = None
-    expires: Duration | datetime | None = None
-    priority: int | None = None
-    queue: str | None = None
     job_id: str | None = None
     headers: Mapping[str, Any] | None = None
-    max_retries: int | None = None
-    lifo: bool = False
     ignore_result: bool | None = None
-    remove_on_complete: KeepJobs | None = None
-    remove_on_fail: KeepJobs | None = None
-    keep_logs: int | None = None
-    stack_trace_limit: int | None = None
-    size_limit: int | None = None
-    fail_parent_on_failure: bool | None = None
-    continue_parent_on_failure: bool | None = None
-    ignore_dependency_on_failure: bool | None = None
-    remove_dependency_on_failure: bool | None = None
-    soft_time_limit: Duration | None = None
-    time_limit: Duration | None = None
     backoff: BackoffLike | None = None
     timestamp: datetime | float | None = None
     deduplication: Deduplication | Mapping[str, Any] | str | None = None
     parent: ParentLike | None = None
     telemetry_metadata: str | None = None
     omit_context: bool | None = None
-    serializer: Serializer | None = None
-    compression: Compression | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> CallOptions:
@@ -304,7 +310,7 @@ Exceptions = tuple[type[BaseException], ...]
 
 
 @value_class(kw_only=True)
-class TaskOptions:
+class TaskOptions(_SharedOptions):
     """Options of ``@app.task``, with Celery's names; ``None`` means to use the app's setting.
 
     Attributes:
@@ -356,10 +362,6 @@ class TaskOptions:
             each item.
     """
 
-    queue: str | None = None
-    priority: int | None = None
-    expires: Duration | datetime | None = None
-    max_retries: int | None = None
     unlimited_retries: bool = False
     retry_backoff: bool | Duration | CustomBackoff | None = None
     retry_backoff_max: Duration | None = None
@@ -371,18 +373,6 @@ class TaskOptions:
     ignore_result: bool = False
     result_expires: Duration | None = None
     result_failure_expires: Duration | None = None
-    lifo: bool = False
-    remove_on_complete: KeepJobs | None = None
-    remove_on_fail: KeepJobs | None = None
-    keep_logs: int | None = None
-    stack_trace_limit: int | None = None
-    size_limit: int | None = None
-    fail_parent_on_failure: bool | None = None
-    continue_parent_on_failure: bool | None = None
-    ignore_dependency_on_failure: bool | None = None
-    remove_dependency_on_failure: bool | None = None
-    soft_time_limit: Duration | None = None
-    time_limit: Duration | None = None
     rate_limit: float | str | None = None
     batch: int | None = None
     batch_wait: Duration = 0
@@ -391,8 +381,6 @@ class TaskOptions:
     pydantic: bool | None = None
     checkpoint: bool = False
     checkpoint_interval: Duration = 1
-    serializer: Serializer | None = None
-    compression: Compression | None = None
 
     def __post_init__(self) -> None:
         # All checks run when the task is defined, so that errors do not point to a call.
