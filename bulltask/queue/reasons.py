@@ -3,7 +3,7 @@
 :func:`explain_job` and :func:`explain_queue` read one snapshot in three round trips, which is then judged in Python;
 :func:`explain_queue` adds what is wrong with the child jobs of a few of its jobs.
 Every command takes constant time, or reads a bounded part of a list or set. If the job has moved in the meantime, the
-snapshot is read again.
+snapshot is read again. Search for a code in quotes to find what proves it: the method of :class:`_View` that adds it.
 """
 
 from __future__ import annotations
@@ -1055,8 +1055,8 @@ class _View:
     def _recovery_ms(self, *, marked: bool = False, after_ms: float | None = None) -> float | None:
         """Return how long it takes at most until a job without a lock is found; ``None`` if nobody looks for it.
 
-        A check is made when the previous one is an interval old, and a worker's next turn has come. It finds a job that
-        the last check has ``marked``, or otherwise the next check does; ``after_ms``: in which its lock expires.
+        A check is made when the previous one is an interval old, and a worker's next turn has come. It recovers the
+        jobs that the last check has ``marked``. ``after_ms`` is the time until the job's lock expires, if it has one.
         """
         if self._nobody_checks():
             return None
