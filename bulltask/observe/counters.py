@@ -97,7 +97,8 @@ _JOURNAL_CELLS: Final = 1 + 14
 _NOTE: Final = struct.Struct("=6d")
 _NOTE_CELLS: Final = 1 + 6
 
-# The cells of a task in a queue: which task and queue, the outcomes of attempts, then the run and wait times.
+# The cells of a task in a queue: which task and queue, the outcomes of attempts, then the run and wait times,
+# and the CPU time.
 _TASK_STATUS: Final = {"completed": 1, "retried": 2, "failed": 3}
 _TASK_RUN: Final = 4
 
@@ -148,6 +149,8 @@ class TaskTotals:
     """Run times of attempts, for every outcome."""
     wait: Histogram
     """How long jobs waited from the time at which they were due until they started for the first time."""
+    cpu_s: float
+    """CPU seconds of ended attempts, of sync tasks on the main thread of a child."""
 
 
 @value_class
@@ -240,7 +243,8 @@ class MetricsMemory:
             names: TaskTotals(
                 **{status: int(cells[at]) for status, at in _TASK_STATUS.items()},
                 run=_histogram(cells[_TASK_RUN : layout.task_wait]),
-                wait=_histogram(cells[layout.task_wait :]),
+                wait=_histogram(cells[layout.task_wait : layout.task_cpu]),
+                cpu_s=cells[layout.task_cpu],
             )
             for names, cells in totals.items()
             if any(cells[1:])
@@ -314,7 +318,8 @@ class _Layout:
         self.tasks_at = self.queues_at + _QUEUE_CELLS * len(queues)
         """First `OTHER_TASKS` of each queue, then a place for each further task and queue that a process meets."""
         self.task_wait = _TASK_RUN + histogram_cells
-        self.task_cells = self.task_wait + histogram_cells
+        self.task_cpu = self.task_wait + histogram_cells
+        self.task_cells = self.task_cpu + 1
         self.cells = self.tasks_at + self.task_cells * (len(queues) + MAX_TASKS)
 
     def tasks_of(self, cells: memoryview[float]) -> Iterator[tuple[int, str, str]]:
@@ -369,6 +374,12 @@ class MetricsBlock:
         with self._lock:
             self._cells[bucket] += 1
             self._cells[first] += seconds
+
+    def used_cpu(self, queue: str, task: str, seconds: float) -> None:
+        """Add the CPU time of an attempt that has ended."""
+        at = (self._places.get((queue, task)) or self._find_place(queue, task)) + self._layout.task_cpu
+        with self._lock:
+            self._cells[at] += seconds
 
     # ---- attempts, counted once whatever happens ----
 

@@ -60,6 +60,7 @@ _Declared = MetricDeclaration
 OF_WORKERS: Final[Mapping[str, MetricDeclaration]] = {
     "bulltask_attempts_total": _Declared("counter", "Attempts that have ended", ("queue", "task", "status")),
     "bulltask_task_run_seconds": _Declared("histogram", "Run time of attempts", ("queue", "task")),
+    "bulltask_task_cpu_seconds_total": _Declared("counter", "CPU time of attempts of sync tasks", ("queue", "task")),
     "bulltask_queue_wait_seconds": _Declared(
         "histogram", "Time from when a job could run until its first attempt started", ("queue", "task")
     ),
@@ -234,6 +235,8 @@ class MetricsCollector(Collector):
                 families.add("bulltask_attempts_total", getattr(of_task, status), queue, task, status)
             families.add_histogram("bulltask_task_run_seconds", of_task.run, buckets, queue, task)
             families.add_histogram("bulltask_queue_wait_seconds", of_task.wait, buckets, queue, task)
+            if of_task.cpu_s:  # otherwise, it is not measured: such as that of an async task
+                families.add("bulltask_task_cpu_seconds_total", of_task.cpu_s, queue, task)
 
     def _add_processes(self, families: _Families) -> None:
         memory = self._memory

@@ -25,6 +25,9 @@ unexpectedly long."""
 _OVERLAP_MS: Final = 0.75 * LONG_MS
 """Of jobs up to this duration, one is prefetched. The supervisor would often release it if they took longer."""
 
+_CPU_SAMPLE: Final = 17
+"""The CPU time of one of so many jobs is measured; a prime, because tasks may take turns."""
+
 _DECAY: Final = 0.8
 """After ten short jobs, a long one counts for a tenth of its duration."""
 _LONGEST_MS: Final = 1_000.0
@@ -112,7 +115,7 @@ class PrefetchLoop:
     ) -> None:
         self._fetcher = fetcher
         self._starter = starter
-        self._runner = runner
+        self._call = runner.counting_cpu(writer.counts, _CPU_SAMPLE)
         self._writer = writer
         self._pool = fetcher.pool
         self._block = block
@@ -240,7 +243,7 @@ class PrefetchLoop:
         self._block.running_since_ms = mono_ms()
         self._block.unlock()
         try:
-            outcome = self._runner.call(attempt, slot)
+            outcome = self._call(attempt, slot)
         finally:
             self._block.lock()
             self._block.running_since_ms = 0

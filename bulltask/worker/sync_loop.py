@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from time import thread_time
 from typing import Final
 
 from bulltask.jobs.clock import ServerClock, mono_ms, mono_s
@@ -235,6 +236,7 @@ class SyncLoop:
         self._fetcher = fetcher
         self._starter = starter
         self._runner = runner
+        self._call = runner.counting_cpu(writer.counts)
         self._writer = writer
         self._async = async_loop
         self._child_limits = child_limits
@@ -283,7 +285,7 @@ class SyncLoop:
             return None
         self._bulk_fetcher.previous = ""
         started = mono_s()
-        outcome = self._runner.call(attempt, acquired.slot)
+        outcome = self._call(attempt, acquired.slot)
         duration_ms = (mono_s() - started) * 1000
         self._prefetch.count.record(duration_ms)
         return self._writer.write(acquired, outcome, duration_ms)
@@ -306,7 +308,9 @@ class SyncLoop:
             self._runner.reserve_thread(attempt, acquired.slot)
             self._async.start_batch(members)
             return
-        started = mono_s()
+        started, started_cpu_s = mono_s(), thread_time()
         outcomes = BatchRunner(self._runner).call([(attempt, acquired.slot) for acquired, attempt in members])
+        if self._writer.counts is not None:
+            self._writer.counts.used_cpu(acquired.job.queue, acquired.job.name, thread_time() - started_cpu_s)
         ended = [(acquired, outcome) for (acquired, _), outcome in zip(members, outcomes, strict=True)]
         self._writer.write_many(released_last(ended), (mono_s() - started) * 1000)

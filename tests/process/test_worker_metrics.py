@@ -66,6 +66,9 @@ def test_a_worker_exports_its_jobs_slots_and_processes(harness: WorkerHarness, m
     assert value("bulltask_attempts_total", "default", "flaky", "failed") == 1
     assert value("bullmq_jobs_failed_total", "default", "transient_exhausted") == 1
     assert value("bulltask_task_run_seconds_count", "default", "flaky") == 2
+    used = {labels: cpu_s for (name, labels), cpu_s in samples.items() if name == "bulltask_task_cpu_seconds_total"}
+    assert 0 < sum(used.values()) < 60, "the first job of each child is always measured"
+    assert all(labels & {"quick", "flaky", "limited", "hold"} for labels in used)
     # Counted once, when its first attempt started; the countdown is not a wait.
     assert value("bulltask_queue_wait_seconds_count", "default", "flaky") == 1
     assert value("bulltask_queue_wait_seconds_count", "default", "hold") == 1

@@ -172,11 +172,12 @@ def test_wait_and_run_times_are_counted_by_task_and_further_tasks_together() -> 
         for name in (*names, "unknown"):
             memory.block(number).ended(None, "sms", name, "completed", 59_000.0)
             memory.block(number).waited("sms", name, 0.5)
+            memory.block(number).used_cpu("sms", name, 0.25)
     totals = memory.task_totals()
     assert len(totals) == MAX_TASKS + 1
     assert totals["sms", OTHER_TASKS].completed == 2 * 6
     one = totals["sms", "task 7"]
-    assert (one.run.buckets, one.wait.buckets) == ((0, 2, 2), (2, 2, 2))
+    assert (one.run.buckets, one.wait.buckets, one.cpu_s) == ((0, 2, 2), (2, 2, 2), 0.5)
 
 
 def test_jobs_that_end_without_running_are_counted_but_not_timed() -> None:

@@ -105,7 +105,7 @@ def test_the_reason_for_rescheduling_an_iteration_is_the_text_of_the_error() -> 
 def test_a_job_whose_task_is_not_called_has_a_duration_of_zero() -> None:
     nothing: Any = None
     job: Any = SimpleNamespace(max_concurrent=0, job=SimpleNamespace(name="send", is_repeated=False))
-    runner: Any = SimpleNamespace(begin=lambda _: CompletedOutcome(b"1", 1))
+    runner: Any = SimpleNamespace(begin=lambda _: CompletedOutcome(b"1", 1), counting_cpu=lambda _: nothing)
     durations: list[float] = []
 
     class Writer(OutcomeWriter):
