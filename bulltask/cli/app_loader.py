@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import compress
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -37,6 +38,7 @@ __all__ = [
     "load_app",
     "load_app_or_broker",
     "load_tasks",
+    "own_command",
     "reporting_import_errors",
 ]
 
@@ -100,6 +102,23 @@ def load_app_or_broker(ctx: click.Context, options: Mapping[str, Any]) -> App:
     if options["hash_tag"] is not None:
         app.conf.override("queue_hash_tag", options["hash_tag"])
     return app
+
+
+def own_command(line: str, ctx: click.Context, options: Mapping[str, Any]) -> str:
+    """Return a command line of bulltask for the app and server of this command, which may be typed as it is."""
+    given = {**(ctx.obj or {})}
+    spec, broker = options["app"] or given.get("app"), options["broker"] or given.get("broker")
+    words = ["-A", quote(spec)] if isinstance(spec, str) else []
+    words += ["-b", quote(str(broker))] if broker else []
+    more = [] if options["prefix"] is None else ["--prefix", quote(options["prefix"])]
+    if options["hash_tag"] is not None:
+        more.append("--queue-hash-tag" if options["hash_tag"] else "--no-queue-hash-tag")
+    before, _, rest = line.partition("bulltask ")
+    if rest.startswith("worker "):
+        rest = rest.replace(" -A APP", "", 1) if isinstance(spec, str) else rest
+    elif "hash-tag" not in rest:
+        rest = " ".join([rest, *more])
+    return " ".join([f"{before}bulltask", *words, rest])
 
 
 class NotFoundError(click.ClickException):

@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from bulltask.cli.app_loader import load_app_or_broker
+from bulltask.cli.app_loader import load_app_or_broker, own_command
 from bulltask.cli.groups import HintGroup
 from bulltask.cli.options import ExitCode, duration_option, operator_options
 from bulltask.cli.terminal import ago, as_table, echo, in_one_line, print_json
@@ -90,7 +90,7 @@ def give(
     else:
         for worker, value in sorted(answers.replies.items()):
             echo("\n".join(page(in_one_line(worker), value)))
-        _print_rest(answers)
+        _print_rest(answers, own_command("bulltask workers", ctx, options))
     if not answers.answered:
         ctx.exit(ExitCode.NO_ANSWER)
     if answers.errors:
@@ -98,13 +98,13 @@ def give(
     ctx.exit(ExitCode.PENDING if answers.withdrawn or answers.unanswered or answers.unknown else ExitCode.DONE)
 
 
-def _print_rest(answers: Answers) -> None:
-    """Print the errors, and who has not answered."""
+def _print_rest(answers: Answers, workers: str) -> None:
+    """Print the errors, and who has not answered; ``workers`` is the command that lists the workers."""
     messages = [
         *((worker, f"error: {in_one_line(error, 1_000)}") for worker, error in sorted(answers.errors.items())),
         *((worker, "no answer: the order was withdrawn, so it will not be executed") for worker in answers.withdrawn),
         *((worker, "no answer: it has taken the order, and may have executed it") for worker in answers.unanswered),
-        *((name, "no live worker has this name: 'bulltask workers' lists them") for name in answers.unknown),
+        *((name, f"no live worker has this name: '{workers}' lists them") for name in answers.unknown),
     ]
     for name, message in messages:
         echo(f"{in_one_line(name)}  {message}", err=True)

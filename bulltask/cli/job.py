@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import click
 
 from bulltask.app import App
-from bulltask.cli.app_loader import NotFoundError, existing_keys, existing_queue, load_app_or_broker
+from bulltask.cli.app_loader import NotFoundError, existing_keys, existing_queue, load_app_or_broker, own_command
 from bulltask.cli.groups import HintGroup
 from bulltask.cli.options import ExitCode, job_lake_option, job_queue_option, operator_options
 from bulltask.cli.terminal import (
@@ -108,7 +108,8 @@ def show(
     app = None if no_redis else load_app_or_broker(ctx, options)
     redis_job = None if app is None else _in_redis(app, job_id, queue, lake)
     if app is not None and redis_job is not None:
-        redis_job = replace(redis_job, explanation=with_server(redis_job.explanation, ctx, options, app))
+        explanation = with_server(redis_job.explanation, ctx, options, app)
+        redis_job = replace(redis_job, explanation=explanation, tree=own_command("bulltask job tree", ctx, options))
     history = None if lake is None else _in_lake(lake, job_id, queue, redis_job)
     if redis_job is None and history is None:
         raise _missing(job_id, queue, lake, in_redis=not no_redis)
@@ -120,29 +121,13 @@ def show(
 
 def with_server(explanation: Explanation, ctx: click.Context, options: Mapping[str, Any], app: App) -> Explanation:
     """Return an explanation whose commands are for the app and server of this command."""
-    given, url = {**(ctx.obj or {})}, app._broker.endpoint.url
-    spec, broker = options["app"] or given.get("app"), options["broker"] or given.get("broker")
-    words = ["-A", quote(spec)] if isinstance(spec, str) else []
-    words += ["-b", quote(str(broker))] if broker else []
-    prefix, tag = options["prefix"], options["hash_tag"]
-    of_prefix = [] if prefix is None else ["--prefix", quote(prefix)]
-    of_tag = [] if tag is None else ["--queue-hash-tag" if tag else "--no-queue-hash-tag"]
+    url = app._broker.endpoint.url
 
     def completed(line: str) -> str:
         program, _, rest = line.partition(" ")
         if program == "redis-cli":
             return " ".join(["redis-cli", *_redis_cli(url), rest])
-        before, found, rest = line.partition("bulltask ")
-        if not found or program.startswith("app."):
-            return line
-        if rest.startswith(("worker ", "migrate-bull ")):  # they have no such options
-            rest = rest.replace(" -A APP", "", 1) if isinstance(spec, str) else rest
-            if tag is not None and "HASH_TAG" not in before and rest.startswith("worker "):
-                before += f"BULLTASK_QUEUE_HASH_TAG={str(tag).lower()} "
-            before += "" if prefix is None else f"BULLTASK_PREFIX={quote(prefix)} "
-        else:
-            rest = " ".join([rest, *of_prefix, *([] if "hash-tag" in rest else of_tag)])
-        return " ".join([f"{before}bulltask", *words, rest])
+        return line if "bulltask " not in line or program.startswith("app.") else own_command(line, ctx, options)
 
     commands = [reason.command and completed(reason.command) for reason in explanation.reasons]
     reasons = zip(explanation.reasons, commands, strict=True)
@@ -279,7 +264,11 @@ def _redis_fields(redis_job: _FoundJob) -> list[tuple[str, object]]:
         ("options", _json(dict(job.opts))),
         ("result", None if job.returnvalue is None else _json(job.returnvalue)),
         ("progress", job.progress and _json(job.progress)),
-        ("parent", redis_job.parent and "job {1} of queue {0} (bulltask job tree {1})".format(*redis_job.parent)),
+        (
+            "parent",
+            redis_job.parent
+            and "job {1} of queue {0} ({2} {3})".format(*redis_job.parent, redis_job.tree, quote(redis_job.parent[1])),
+        ),
         ("children", _children(redis_job)),
         ("scheduler", job.scheduler_id),
     ]
@@ -295,7 +284,7 @@ def _attempts_text(job: Job) -> str:
 
 def _children(found: _FoundJob) -> str:
     counts = ", ".join(f"{number} {kind}" for kind, number in found.children.items())
-    return counts and f"{counts} (bulltask job tree {found.job.id})"
+    return counts and f"{counts} ({found.tree} {quote(found.job.id)})"
 
 
 def _parent(app: App, found: Job) -> tuple[str, str] | None:
@@ -398,7 +387,8 @@ class _FoundJob:
     """A job in Redis, with why it does not run, and the last lines of its log in order.
 
     ``log_lines`` is the number of all lines, ``crashes`` how many child processes have died that had the job,
-    ``children`` how many child jobs of each kind it has, and ``parent`` the queue and id of its parent.
+    ``children`` how many child jobs of each kind it has, ``parent`` the queue and id of its parent, and ``tree`` the
+    command that shows a flow.
     """
 
     job: Job
@@ -408,6 +398,7 @@ class _FoundJob:
     crashes: int
     children: Mapping[str, int]
     parent: tuple[str, str] | None
+    tree: str = "bulltask job tree"
 
     @property
     def state(self) -> str:
@@ -757,10 +748,8 @@ def tree(ctx: click.Context, /, *, job_id: str, depth: int, max_children: int, *
         print_json(document)
     else:
         if parent is not None:
-            echo(
-                f"child of job {in_one_line(parent[1])}, queue {in_one_line(parent[0])}: bulltask job tree {parent[1]}",
-                err=True,
-            )
+            command = own_command(f"bulltask job tree {quote(parent[1])}", ctx, options)
+            echo(f"child of job {in_one_line(parent[1])}, queue {in_one_line(parent[0])}: {command}", err=True)
         echo("\n".join(_tree_lines(document)))
 
 

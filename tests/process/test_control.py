@@ -312,7 +312,7 @@ def test_a_stopped_worker_is_reported_and_does_not_execute_the_order_later(
     named = run(harness, "inspect", "ping", "-t", "0.1", "-d", "web-*")
     assert (named.exit_code, named.stderr) == (
         69,
-        "web-*  no live worker has this name: 'bulltask workers' lists them\n",
+        f"web-*  no live worker has this name: 'bulltask -b {harness.url} workers' lists them\n",
     )
 
 

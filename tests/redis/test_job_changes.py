@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -96,19 +97,23 @@ def test_the_tree_of_a_flow_has_the_state_of_each_job(app: App, bulltask: Run) -
     assert document["parent"] is None
 
 
-def test_parents_and_child_jobs_are_named_with_the_command_that_shows_them(app: App, bulltask: Run) -> None:
+def test_parents_and_child_jobs_are_named_with_the_command_that_shows_them(
+    app: App, bulltask: Run, broker_url: str
+) -> None:
     root = app.flows().add(FlowJob("all", queue="mail", children=[FlowJob("part", queue="mail")])).job
     [part] = app.queue("mail").get_waiting()
     shown = bulltask("job", "show", part.id).stdout
-    assert f"parent     job {root.id} of queue mail (bulltask job tree {root.id})\n" in shown
+    show_tree = f"bulltask -b {broker_url} job tree {root.id}"
+    assert f"parent     job {root.id} of queue mail ({show_tree})\n" in shown
     assert "children" not in shown
-    assert f"children   1 unprocessed (bulltask job tree {root.id})\n" in bulltask("job", "show", root.id).stdout
+    assert f"children   1 unprocessed ({show_tree})\n" in bulltask("job", "show", root.id).stdout
+    assert bulltask(*shlex.split(show_tree)[3:]).exit_code == 0
     document = json_of(bulltask("job", "show", part.id, "--json"), "job show")["redis"]
     assert document["parent"] == {"queue": "mail", "id": root.id}
     for command in ("show", "tree", "logs"):
         assert bulltask("job", command, str(part.parent_key)).exit_code == 0, "the parent's key is accepted as its id"
     tree = bulltask("job", "tree", part.id)
-    assert tree.stderr == f"child of job {root.id}, queue mail: bulltask job tree {root.id}\n"
+    assert tree.stderr == f"child of job {root.id}, queue mail: {show_tree}\n"
     assert json_of(bulltask("job", "tree", part.id, "--json"), "job tree")["parent"]["id"] == root.id
 
 
