@@ -382,7 +382,8 @@ class StateReport:
         if must_clean:
             self._clean_at_ms = now_ms + _CLEAN_MS
         is_idle = not any(child.jobs for child in state.children)
-        self._written_ms, self._due_ms = now_ms, now_ms + (_STATE_TTL_MS // 2 if is_idle else _WRITE_MS)
+        self._written_ms = now_ms
+        self._due_ms = now_ms + (_STATE_TTL_MS // 2 if is_idle else _WRITE_MS)
         return write_state(self._queues[0], state, clean=must_clean)
 
     def _short_states(self, server_ms: int, now_ms: int) -> Iterator[Call[Any]]:

@@ -579,7 +579,8 @@ class NamedConnections:
         if self._backoff.is_active or not self._all_used or not others:
             return range(others + 1)
         count = -(-others * self.interval_ms // _PING_MS)
-        start, self._next = self._next, self._next + count
+        start = self._next
+        self._next = start + count
         return [0, *(1 + (index - 1) % others for index in range(start, self._next))]
 
     def _look_for_requests(self) -> None:
