@@ -73,7 +73,7 @@ __all__ = [
 HARD_MEMORY_LIMIT: Final = "hard_memory_limit"
 UNRESPONSIVE: Final = "unresponsive"
 BLOCKED_LOOP: Final = "blocked_loop"
-_MIN_LIFETIME_MS: Final = 1_000
+_MIN_LIFETIME_MS: Final = 1_000  # tests that kill children soon set it to 0
 _MAX_BOOT_FAILURES: Final = 5
 _END_MS: Final = 5_000
 """How long a dead child's jobs wait until its processes have ended. A killed process that is still there after that is

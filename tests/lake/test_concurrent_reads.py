@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from bulltask.errors import LakeError
-from bulltask.lake import History
+from bulltask.lake import History, storage
 from bulltask.lake import files as reading
-from bulltask.lake import storage as listing
 from bulltask.lake.storage import STEPS, AtomicSwap, Layout, list_directories, list_files
 from bulltask.lake.tables import JOBS
 from tests.support.lake import LakeBuilder, at
@@ -108,7 +107,7 @@ def test_a_replacement_while_directories_are_listed_is_detected(
             compact(lake.layout, lambda step: None)
         return names
 
-    monkeypatch.setattr(listing, "list_directories", list_then_compact)
+    monkeypatch.setattr(storage, "list_directories", list_then_compact)
     names = {directory.name for _, directory in list_files(lake.layout, JOBS, DAY)}
     assert "ingest_id=compacted" in names
     assert len(names) == 2
@@ -135,7 +134,7 @@ def test_a_directory_that_is_moved_while_others_are_listed_is_detected(
                 new.rename(directory / "ingest_id=compacted")
             return names
 
-        monkeypatch.setattr(listing, "list_directories", list_then_move)
+        monkeypatch.setattr(storage, "list_directories", list_then_move)
         assert {path.name for _, path in list_files(lake.layout, JOBS, DAY)} >= {"ingest_id=compacted"}
 
     compact(lake.layout, check)

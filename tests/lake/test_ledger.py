@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bulltask.errors import DecodeError
-from bulltask.lake import storage as ledger_module
+from bulltask.lake import storage
 from bulltask.lake.storage import BatchRecord, Layout, Ledger, QueueRecord, batch_ingest_id
 
 QUERY, NEXT_QUERY = "3f0c2a91-1111-4222-8333-444444444444", "77aa0000-1111-4222-8333-444444444444"
@@ -17,8 +17,8 @@ QUERY, NEXT_QUERY = "3f0c2a91-1111-4222-8333-444444444444", "77aa0000-1111-4222-
 @pytest.fixture
 def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     """Return a ledger that trims its records to ten when it has more than 15."""
-    monkeypatch.setattr(ledger_module, "_MAX_RECORDS", 10)
-    monkeypatch.setattr(ledger_module, "_CLEANUP_SLACK", 5)
+    monkeypatch.setattr(storage, "_MAX_RECORDS", 10)
+    monkeypatch.setattr(storage, "_CLEANUP_SLACK", 5)
     return Ledger(Layout(tmp_path))
 
 

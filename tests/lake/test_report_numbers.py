@@ -12,7 +12,6 @@ import pytest
 
 from bulltask.errors import ConfigError, LakeError
 from bulltask.lake.report import sections
-from bulltask.lake.report import sections as tables
 from bulltask.lake.report.data import (
     MAX_SERIES,
     MAX_TASKS,
@@ -32,7 +31,7 @@ from tests.support.lake import LakeBuilder, at
 from tests.support.lake_report import DAY, build_report, period, values
 
 
-def as_dicts(table: tables.ReportTable) -> list[dict[str, Any]]:
+def as_dicts(table: sections.ReportTable) -> list[dict[str, Any]]:
     return [dict(zip((column.name for column in table.columns), row, strict=True)) for row in table.rows]
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from bulltask.lake.report import sections
-from bulltask.lake.report import sections as tables
 from bulltask.lake.report.data import Period, ReportData, by_task, read
 from bulltask.lake.tables import TASK_MINUTE
 from tests.support.gold import queue_minute, task_minute
@@ -28,7 +27,7 @@ def data(lake: LakeBuilder, days: Period = DAY) -> ReportData:
     return read(lake.layout, days)
 
 
-def column(table: tables.ReportTable, name: str) -> list[Any]:
+def column(table: sections.ReportTable, name: str) -> list[Any]:
     index = [column.name for column in table.columns].index(name)
     return [row[index] for row in table.rows]
 

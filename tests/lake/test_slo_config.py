@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bulltask.errors import ConfigError
-from bulltask.lake import slo_config as module
+from bulltask.lake import slo_config
 from bulltask.lake.slo_config import Objective, SLOConfig, read_slo_config
 
 GOOD: dict[str, Any] = {"metric": "wait", "threshold": 2.0, "target": 0.99}
@@ -49,7 +49,7 @@ PAGE = (Path(__file__).parents[2] / "docs/how-to/gold.md").read_text()
 
 
 @pytest.mark.parametrize(
-    "example", [(module.__doc__ or "").partition("::")[2], PAGE.partition("```toml\n")[2].partition("```")[0]]
+    "example", [(slo_config.__doc__ or "").partition("::")[2], PAGE.partition("```toml\n")[2].partition("```")[0]]
 )
 def test_the_examples_in_the_docstring_and_in_the_docs_are_valid(tmp_path: Path, example: str) -> None:
     config = read_slo_config(write(tmp_path / "slo.toml", example))

@@ -19,7 +19,7 @@ from bulltask.errors import BrokerAuthError, BrokerConfigError, BrokerError, Bro
 from bulltask.jobs.clock import mono_ms
 from bulltask.queue import FlowJob, Queue
 from bulltask.testing.worker import wait_until
-from bulltask.transport import discovery as sentinel_events
+from bulltask.transport import discovery
 from bulltask.transport.discovery import SentinelEvents, _events, refresh
 from bulltask.transport.endpoint import CHECK_MS, Endpoint
 from tests.conftest import FLAVOR
@@ -195,7 +195,7 @@ def test_a_planned_failover_ends_all_calls_to_the_old_primary(
     sentinels: Sentinels, monkeypatch: pytest.MonkeyPatch, noticed: str
 ) -> None:
     if noticed == "at its end":
-        monkeypatch.setattr(sentinel_events, "_BEGINS", b"none of the events")
+        monkeypatch.setattr(discovery, "_BEGINS", b"none of the events")
     app = App("shop", sentinels.url)
     with sends_to_old_primary(sentinels) as sends, Senders(app) as sent:
         wait_for_sends(sent, "jobs before the failover")
@@ -302,7 +302,7 @@ def test_without_permission_to_read_events_a_process_asks_often(sentinels: Senti
     endpoint = app._broker.endpoint
     known = endpoint.primary
     assert known is not None
-    expected = CHECK_MS if rules.startswith("+") else sentinel_events.REFUSED_CHECK_MS
+    expected = CHECK_MS if rules.startswith("+") else discovery.REFUSED_CHECK_MS
 
     def is_as_expected() -> bool:
         refresh(endpoint)

@@ -15,8 +15,7 @@ from click.testing import CliRunner, Result
 from bulltask.app import App
 from bulltask.cli.main import main
 from bulltask.events import Bus, Event
-from bulltask.queue import AsyncQueue, Queue, aio, sync
-from bulltask.queue import events as event_reader
+from bulltask.queue import AsyncQueue, Queue, aio, events, sync
 from bulltask.testing import InlineWorker
 from bulltask.testing.worker import RedisServer
 from bulltask.transport.broker import Broker
@@ -50,7 +49,7 @@ def cluster_url(cluster_node: RedisServer) -> str:
 @pytest.fixture
 def short_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the longest wait of a listener for events from 5 s to 0.5 s."""
-    for module in (event_reader, aio.events, sync.events):
+    for module in (events, aio.events, sync.events):
         monkeypatch.setattr(module, "LONGEST_BLOCK_MS", 500)
 
 

@@ -17,7 +17,7 @@ from redis.credentials import CredentialProvider
 
 from bulltask import App
 from bulltask.errors import BrokerAuthError, BrokerError, BrokerUnavailableError, ConfigError
-from bulltask.transport import endpoint as authentication
+from bulltask.transport import endpoint
 from bulltask.transport.call import Call, command
 
 pytestmark = pytest.mark.redis
@@ -133,14 +133,14 @@ def test_an_open_connection_authenticates_again_before_its_credentials_expire(
         return await shared.run(CLIENT_ID)
 
     with asyncio.Runner() as runner:
-        monkeypatch.setattr(authentication, "REAUTHENTICATE_MS", 60_000)
+        monkeypatch.setattr(endpoint, "REAUTHENTICATE_MS", 60_000)
         connections = client.run(CLIENT_ID), runner.run(id_of())
         assert (client.run(CLIENT_ID), runner.run(id_of())) == connections
         assert provider.calls == 2
         client.close()
         runner.run(shared.close())
 
-        monkeypatch.setattr(authentication, "REAUTHENTICATE_MS", 0)
+        monkeypatch.setattr(endpoint, "REAUTHENTICATE_MS", 0)
         connections = client.run(CLIENT_ID), runner.run(id_of())
         before = provider.calls
         assert (client.run(CLIENT_ID), runner.run(id_of())) == connections

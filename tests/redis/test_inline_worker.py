@@ -18,8 +18,7 @@ from bulltask.errors import BulltaskError, Ignore, Reject, ResultTimeoutError, T
 from bulltask.events import JobCompleted, JobFailed, JobRetried, JobStarted
 from bulltask.jobs.job import JobRef
 from bulltask.queue import FlowJob
-from bulltask.testing import FakeClock, InlineWorker, assert_enqueued, use_server
-from bulltask.testing import inline as inline_run
+from bulltask.testing import FakeClock, InlineWorker, assert_enqueued, inline, use_server
 
 pytestmark = pytest.mark.redis
 
@@ -156,7 +155,7 @@ def test_a_job_of_an_unknown_task_fails_if_the_app_says_so(broker_url: str, app:
 def test_a_task_that_sends_itself_again_and_again_is_reported(
     app: App, worker: InlineWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inline_run, "MAX_ATTEMPTS", 5)
+    monkeypatch.setattr(inline, "MAX_ATTEMPTS", 5)
 
     @app.task
     def again() -> None:

@@ -17,7 +17,7 @@ from freezegun import freeze_time
 from bulltask import App, ResultSet
 from bulltask.embedded.server import lock
 from bulltask.errors import BrokerUnavailableError, ResultTimeoutError
-from bulltask.jobs import clock as loop_timers
+from bulltask.jobs import clock
 from bulltask.jobs.clock import mono_s
 from bulltask.testing import InlineWorker, RedisServer, wait_until
 from bulltask.testing.worker import use_server
@@ -105,7 +105,7 @@ async def test_a_wait_that_began_earlier_takes_its_time_when_the_clock_is_moved(
 
 async def test_a_wait_that_began_while_the_clock_was_stopped_ends_after_it_runs_again(stop: Stop) -> None:
     with stop():
-        waiting = asyncio.ensure_future(loop_timers.sleep(0.05))
+        waiting = asyncio.ensure_future(clock.sleep(0.05))
         await asyncio.sleep(0)
     await waiting
 

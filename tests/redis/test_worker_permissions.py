@@ -12,7 +12,7 @@ import structlog
 from bulltask import App
 from bulltask.lua import loader
 from bulltask.observe.bus import Bus
-from bulltask.transport import permissions as grants
+from bulltask.transport import permissions
 from bulltask.transport.permissions import metrics_commands, role_grants, worker_commands
 from bulltask.worker.beat import Beat, read_entries
 from bulltask.worker.broker_backoff import ReconnectBackoff
@@ -94,7 +94,7 @@ def test_the_commands_are_read_from_the_scripts() -> None:
     )
     assert {
         script.name for script in loader.all_scripts()
-    } >= grants._NOT_FOR_WORKERS | grants._READERS | grants._SENDERS
+    } >= permissions._NOT_FOR_WORKERS | permissions._READERS | permissions._SENDERS
 
 
 def test_the_keys_of_another_prefix_suffice_for_its_schedules_and_queues(

@@ -14,7 +14,7 @@ import pytest
 from bulltask.errors import SoftTimeLimitExceeded, TaskCancelled, TimeLimitExceeded
 from bulltask.jobs.clock import mono_ms
 from bulltask.jobs.fields import TimeLimits
-from bulltask.worker import cancellation as module
+from bulltask.worker import cancellation
 from bulltask.worker.cancellation import Cancellation, TaskExecution, call_task, uninterrupted
 from bulltask.worker.slots import IDLE_MS, CancelReason, Deadlines, Slot, Slots
 
@@ -199,7 +199,7 @@ def test_the_hard_limit_of_a_sync_task_is_not_raised_in_the_child(child: Child) 
 async def test_an_async_attempt_is_cancelled_and_ends_with_the_exception_for_the_reason(
     child: Child, cause: CancelReason, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_POLL_S", 60)  # the signal suffices
+    monkeypatch.setattr(cancellation, "_POLL_S", 60)  # the signal suffices
     child.loop = asyncio.get_running_loop()
     execution = child.begin()
     task = child.cancellation.enter_async(execution)
@@ -244,7 +244,7 @@ async def test_attempts_share_one_poll_timer_that_ends_with_the_last_attempt(
     child: Child, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timers: list[Callable[[], None]] = []
-    monkeypatch.setattr(module, "LoopTimer", lambda _, poll: timers.append(poll))
+    monkeypatch.setattr(cancellation, "LoopTimer", lambda _, poll: timers.append(poll))
     execution = child.begin()
 
     async def attempt() -> None:

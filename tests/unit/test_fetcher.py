@@ -14,7 +14,7 @@ from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerUnavailableE
 from bulltask.events import Bus
 from bulltask.jobs.clock import mono_ms
 from bulltask.transport.call import Call, FetchedJob, NoJob, QueueKeys
-from bulltask.worker import fetch as module
+from bulltask.worker import fetch
 from bulltask.worker.fetch import JobFetcher
 from bulltask.worker.slots import ControlPage, SlotPool, Slots, SlotState
 
@@ -88,7 +88,7 @@ class FakeChild:
 def time(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Replace the child's monotonic clock and return the fake."""
     clock = SimpleNamespace(ms=10_000)
-    monkeypatch.setattr(module, "mono_ms", lambda: clock.ms)
+    monkeypatch.setattr(fetch, "mono_ms", lambda: clock.ms)
     return clock
 
 

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from bulltask.errors import BrokerUnavailableError
-from bulltask.transport import discovery as sentinel_events
+from bulltask.transport import discovery
 from bulltask.transport import endpoint as known_primary
 from bulltask.transport.discovery import SentinelEvents
 from bulltask.transport.endpoint import Endpoint, KnownPrimary, PrimaryState
@@ -126,7 +126,7 @@ def test_a_program_that_hears_no_sentinel_tries_every_second_to_reach_one(
         raise BrokerUnavailableError("down")
 
     monkeypatch.setattr(events, "_subscribed", subscribed)
-    monkeypatch.setattr(sentinel_events, "mono_ms", lambda: 50_000)
+    monkeypatch.setattr(discovery, "mono_ms", lambda: 50_000)
     for address in endpoint.seeds:
         events._subscribe(address)
     assert events._retry_ms[endpoint.seeds[1]] == 50_000 + seconds * 1_000

@@ -11,7 +11,6 @@ import pytest
 from bulltask.jobs.job import STORED
 from bulltask.queue import AddOptions
 from bulltask.registry import canvas
-from bulltask.registry import canvas as signature
 from bulltask.registry.options import (
     IGNORED_CALL_OPTIONS,
     IGNORED_TASK_OPTIONS,
@@ -34,7 +33,7 @@ LISTS = {"autoretry_for", "dont_autoretry_for", "throws"}
 
 
 def hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind, localns={"Canvas": canvas.Canvas, "Signature": signature.Signature})
+    return get_type_hints(kind, localns={"Canvas": canvas.Canvas, "Signature": canvas.Signature})
 
 
 def members(hint: Any) -> set[Any]:

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from bulltask.worker import prefetch as module
+from bulltask.worker import prefetch
 from bulltask.worker.prefetch import PrefetchCount, PrefetchLoop
 from bulltask.worker.slots import Slots
 
@@ -52,7 +52,7 @@ def test_the_setting_is_the_maximum_and_turns_prefetching_off() -> None:
 
 def test_a_child_with_short_jobs_asks_to_be_watched_at_most_ten_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ms, asked = 0, list[int]()
-    monkeypatch.setattr(module, "mono_ms", lambda: now_ms)
+    monkeypatch.setattr(prefetch, "mono_ms", lambda: now_ms)
     slots, fetcher, unused = Slots(1, 1), Mock(), Mock()
     fetcher.round_robin.cancelled = frozenset()
     shared = slots.children[0], slots.control

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bulltask.jobs.clock import ServerClock
 from bulltask.transport.call import NO_JOB, NoJob, QueueKeys
-from bulltask.worker import fetch as module
+from bulltask.worker import fetch
 from bulltask.worker.fetch import EMPTY_POLL_MS, MAX_LIMIT_MS, RoundRobin
 
 START_MS = 1_000_000
@@ -41,7 +41,7 @@ def time() -> Iterator[Time]:
     """Replace the time of the module ``round_robin``."""
     fake = Time()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "mono_ms", lambda: fake.mono_ms)
+        patch.setattr(fetch, "mono_ms", lambda: fake.mono_ms)
         yield fake
 
 

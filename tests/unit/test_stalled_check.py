@@ -12,7 +12,7 @@ import redis
 from bulltask import App
 from bulltask.events import Bus, RedisReconnected
 from bulltask.transport.call import SyncClient
-from bulltask.worker import locks as stalled_check
+from bulltask.worker import locks
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.locks import StalledCheck
 from tests.support.redis_cluster import Cluster
@@ -49,7 +49,7 @@ def test_the_stalled_check_waits_five_seconds_after_a_long_outage(
     app: App, client: SyncClient, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_ms = 1_000
-    monkeypatch.setattr(stalled_check, "mono_ms", lambda: now_ms)
+    monkeypatch.setattr(locks, "mono_ms", lambda: now_ms)
     bus, keys = Bus(), app._broker.keys("default")
     check = StalledCheck(app._broker, [keys], lambda _index: True, client, bus, ReconnectBackoff(bus, app._config))
     bus.emit(RedisReconnected(1, app._config.lock_ms))
@@ -68,7 +68,7 @@ def test_the_stalled_check_waits_five_seconds_after_an_outage_of_one_node(
     queue = cluster.queues()[0]
     node, plain = cluster.servers[cluster.owner(cluster.slot(queue))], cluster.client_of(queue)
     now_ms = 1_000
-    monkeypatch.setattr(stalled_check, "mono_ms", lambda: now_ms)
+    monkeypatch.setattr(locks, "mono_ms", lambda: now_ms)
     app = App("tested", cluster.broker_url, redis_socket_timeout=0.3)
     bus, keys, client = Bus(), app._broker.keys(queue), app._broker.client()
     check = StalledCheck(app._broker, [keys], lambda _index: True, client, bus, ReconnectBackoff(bus, app._config))

@@ -13,7 +13,7 @@ from bulltask.config.settings import Settings
 from bulltask.errors import BrokerError, BrokerNotReadyError
 from bulltask.events import Bus, Event, RedisErrorReply, RedisRecovered
 from bulltask.transport.call import QueueKeys
-from bulltask.worker import run as startup_check
+from bulltask.worker import run
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.slots import ExitCode
 
@@ -44,21 +44,19 @@ class Server:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     fake = Server()
-    monkeypatch.setattr(startup_check, "read_server_settings", lambda _: fake)
-    monkeypatch.setattr(startup_check, "check_permissions", lambda *_: None)
+    monkeypatch.setattr(run, "read_server_settings", lambda _: fake)
+    monkeypatch.setattr(run, "check_permissions", lambda *_: None)
     monkeypatch.setattr(
-        startup_check, "count_unfinished_jobs", lambda _, queues: [fake.waiting.get(keys.base, 0) for keys in queues]
+        run, "count_unfinished_jobs", lambda _, queues: [fake.waiting.get(keys.base, 0) for keys in queues]
     )
-    monkeypatch.setattr(startup_check, "read_queue_versions", lambda _, queues: [fake.described for _ in queues])
+    monkeypatch.setattr(run, "read_queue_versions", lambda _, queues: [fake.described for _ in queues])
     return fake
 
 
 def warnings(server: Any, keys: QueueKeys = KEYS, **settings: Any) -> list[SimpleNamespace]:
     config = Settings(settings, {}).freeze()
     with capture_logs() as lines:
-        check = startup_check.StartupCheck(
-            server, [keys], config, structlog.get_logger(), ReconnectBackoff(Bus(), config)
-        )
+        check = run.StartupCheck(server, [keys], config, structlog.get_logger(), ReconnectBackoff(Bus(), config))
         assert check.run(lambda _: None, lambda: False) is None
     return [SimpleNamespace(**line) for line in lines if line["log_level"] == "warning"]
 
@@ -90,7 +88,7 @@ def test_a_worker_does_not_start_if_it_would_shut_other_clients_out(server: Serv
     with capture_logs() as lines:
         for connections, code in ((10, None), (11, ExitCode.BROKER_UNUSABLE)):
             backoff = ReconnectBackoff(bus, config)
-            check = startup_check.StartupCheck(client, [KEYS], config, structlog.get_logger(), backoff, connections)
+            check = run.StartupCheck(client, [KEYS], config, structlog.get_logger(), backoff, connections)
             assert check.run(lambda _: None, lambda: False) is code
     assert "needs 11 connections" in lines[-1]["error"]
     assert "allows 20 (maxclients), and 10 clients are connected" in lines[-1]["error"]
@@ -118,7 +116,7 @@ def test_a_successful_check_after_an_error_ends_the_outage(server: Server) -> No
     bus, emitted, config = Bus(), list[Event](), Settings({}, {}).freeze()
     bus.subscribe(Event, emitted.append)
     client: Any = server
-    check = startup_check.StartupCheck(client, [KEYS], config, structlog.get_logger(), ReconnectBackoff(bus, config))
+    check = run.StartupCheck(client, [KEYS], config, structlog.get_logger(), ReconnectBackoff(bus, config))
     pauses: list[float] = []
     assert check.run(pauses.append, lambda: False) is None
     assert len(pauses) == 1

@@ -15,10 +15,7 @@ from bulltask.config.settings import Settings
 from bulltask.events import Bus, StacksDumped
 from bulltask.observe.log import worker_id
 from bulltask.transport.call import Call, QueueKeys
-from bulltask.worker import child_pool, spark_tasks
-from bulltask.worker import child_pool as launch
-from bulltask.worker import child_pool as stacks
-from bulltask.worker import limits as canceller
+from bulltask.worker import child_pool, limits, spark_tasks
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child_pool import (
     _MAX_BOOT_FAILURES,
@@ -60,7 +57,7 @@ def spawn(index: int) -> int:
 def test_the_start_method_selects_the_launcher(
     monkeypatch: pytest.MonkeyPatch, method: str, spawner: Any, threads: int, pid: int, warned: int
 ) -> None:
-    monkeypatch.setattr(launch, "thread_count", lambda: threads)
+    monkeypatch.setattr(child_pool, "thread_count", lambda: threads)
     texts: list[str] = []
     forker: Any = fork
     start = choose_launcher(method, forker, spawner, texts.append)
@@ -93,10 +90,10 @@ def test_the_deadlines_of_an_attempt_are_read_back_unchanged(is_async: bool, ret
 
 def test_the_file_of_the_supervisors_stacks_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     fd = os.memfd_create("stacks")
-    monkeypatch.setattr(stacks, "anonymous_file", lambda _: fd)
+    monkeypatch.setattr(child_pool, "anonymous_file", lambda _: fd)
     bus, emitted = Bus(), list[StacksDumped]()
     bus.subscribe(StacksDumped, emitted.append)
-    stacks.StackCollector(bus).dump_supervisor()
+    child_pool.StackCollector(bus).dump_supervisor()
     assert "dump_supervisor" in emitted[0].stacks
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
@@ -280,8 +277,8 @@ def test_an_unacknowledged_request_is_sent_again_after_increasing_delays(monkeyp
         notify=lambda _: notified.append(clock.ms),
         interrupt_at_ms=None,
     )
-    monkeypatch.setattr(canceller, "mono_ms", lambda: clock.ms)
-    cancelling = canceller.Canceller(pool, Bus())
+    monkeypatch.setattr(limits, "mono_ms", lambda: clock.ms)
+    cancelling = limits.Canceller(pool, Bus())
     assert cancelling.cancel(slot.read(), CancelReason.SOFT_LIMIT)
     for clock.ms in range(1_000, 2_000, 10):
         cancelling.tick(0, 0)
@@ -292,9 +289,9 @@ def test_the_stacks_of_a_child_that_does_not_write_them_are_read_after_a_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now_ms = 1_000
-    monkeypatch.setattr(stacks, "mono_ms", lambda: now_ms)
+    monkeypatch.setattr(child_pool, "mono_ms", lambda: now_ms)
     block: Any = SimpleNamespace(request_stacks=lambda: None, stacks_pending=True, stacks_fd=-1)
-    collector = stacks.StackCollector(Bus())
+    collector = child_pool.StackCollector(Bus())
     collector.request(0, 2**22, block)  # larger than any pid
     assert collector.collect() == 20
     now_ms = 1_999

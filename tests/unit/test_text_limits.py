@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bulltask.errors import EncodeError
-from bulltask.jobs import codec as numbers
+from bulltask.jobs import codec
 from bulltask.jobs.codec import ON_SURROGATE, encode
 from bulltask.jobs.fields import REASON_CHARS, TRACE_CHARS, TRACES_CHARS, trace_text, truncate_reason, truncate_traces
 
@@ -21,8 +21,8 @@ def test_an_error_message_shows_an_integer_of_up_to_40_digits(value: int, text: 
 
 
 def test_numbers_are_clamped_to_javascripts_safe_integers() -> None:
-    assert (numbers.number(1e300), numbers.number(-1e300)) == (9007199254740991, -9007199254740991)
-    assert (numbers.field_number(b"1e300"), numbers.field_number(b"-1e300")) == (9007199254740991, -9007199254740991)
+    assert (codec.number(1e300), codec.number(-1e300)) == (9007199254740991, -9007199254740991)
+    assert (codec.field_number(b"1e300"), codec.field_number(b"-1e300")) == (9007199254740991, -9007199254740991)
 
 
 def test_a_long_traceback_of_an_exception_without_a_message_is_kept() -> None:
@@ -47,6 +47,6 @@ def test_the_oldest_traceback_is_dropped_if_all_together_exceed_the_limit_by_a_c
 
 
 def test_a_counter_may_be_any_number_that_redis_can_increment() -> None:
-    assert [numbers.counter(raw) for raw in (b"0", b"-7", b"100")] == [0, -7, 100]
+    assert [codec.counter(raw) for raw in (b"0", b"-7", b"100")] == [0, -7, 100]
     with pytest.raises(ValueError, match="at its maximum"):
-        numbers.counter(str(2**63 - 1).encode())
+        codec.counter(str(2**63 - 1).encode())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bulltask.config.settings import Settings
 from bulltask.errors import BrokerUnavailableError
 from bulltask.events import Bus, ServiceFailed
-from bulltask.worker import supervisor as module
+from bulltask.worker import supervisor
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.supervisor import Ticker
 
@@ -28,7 +28,7 @@ def time() -> Iterator[Time]:
     """Replace the monotonic time of the module ``services``."""
     fake = Time()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "mono_ms", lambda: fake.now_ms)
+        patch.setattr(supervisor, "mono_ms", lambda: fake.now_ms)
         yield fake
 
 

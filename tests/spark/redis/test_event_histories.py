@@ -15,7 +15,7 @@ import redis
 from pyspark.sql.types import StructType
 
 from bulltask.errors import EventsLostError
-from bulltask.spark.source import readers as events_stream
+from bulltask.spark.source import readers
 from bulltask.spark.source.columns import EVENTS
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.offsets import Offsets, StreamId, batch_start, decode_offsets
@@ -60,7 +60,7 @@ class DisturbedConnection(Connection):
 @pytest.fixture
 def connection(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[DisturbedConnection]:
     shared = DisturbedConnection(read_options(StreamOptions, {"url": broker_url, "queue": "*"}).config)
-    monkeypatch.setattr(events_stream, "Connection", lambda *_, **__: shared)
+    monkeypatch.setattr(readers, "Connection", lambda *_, **__: shared)
     yield shared
     super(DisturbedConnection, shared).__exit__()
 
