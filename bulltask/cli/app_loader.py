@@ -110,14 +110,17 @@ def own_command(line: str, ctx: click.Context, options: Mapping[str, Any]) -> st
     spec, broker = options["app"] or given.get("app"), options["broker"] or given.get("broker")
     words = ["-A", quote(spec)] if isinstance(spec, str) else []
     words += ["-b", quote(str(broker))] if broker else []
-    more = [] if options["prefix"] is None else ["--prefix", quote(options["prefix"])]
-    if options["hash_tag"] is not None:
-        more.append("--queue-hash-tag" if options["hash_tag"] else "--no-queue-hash-tag")
+    prefix, tag = options["prefix"], options["hash_tag"]
+    of_prefix = [] if prefix is None else ["--prefix", quote(prefix)]
+    of_tag = [] if tag is None else ["--queue-hash-tag" if tag else "--no-queue-hash-tag"]
     before, _, rest = line.partition("bulltask ")
-    if rest.startswith("worker "):
+    if rest.startswith(("worker ", "migrate-bull ")):  # they have no such options
         rest = rest.replace(" -A APP", "", 1) if isinstance(spec, str) else rest
-    elif "hash-tag" not in rest:
-        rest = " ".join([rest, *more])
+        if tag is not None and "HASH_TAG" not in before and rest.startswith("worker "):
+            before += f"BULLTASK_QUEUE_HASH_TAG={str(tag).lower()} "
+        before += "" if prefix is None else f"BULLTASK_PREFIX={quote(prefix)} "
+    else:
+        rest = " ".join([rest, *of_prefix, *([] if "hash-tag" in rest else of_tag)])
     return " ".join([f"{before}bulltask", *words, rest])
 
 
