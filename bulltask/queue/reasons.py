@@ -64,6 +64,7 @@ REASONS: Final[Mapping[str, str]] = {
     "hash-gone": "the job's hash was deleted or evicted",
     "foreign": "the job's hash is malformed, or another program's",
     "lost": "the job is in no list",
+    "bull-queue": "the queue is one of Bull (npm's `bull`), not of BullMQ",
     "wrong-hash-tag": "the jobs, or the workers, are in the queue's other spelling, with or without `{}`",
     # It waits for nothing any more
     "completed": "the job has completed",
@@ -189,6 +190,8 @@ _FIELDS: Final = (
     *"name opts timestamp delay priority atm ats stc processedOn finishedOn pb failedReason defa deid rjk".split(),
     *(CRASHES, _THROTTLED, INCOMPATIBLE_FIELD, RELEASES_FIELD),
 )
+_NO_LIMIT: Final = "none"
+"""The stored rate limit of a task that has none any more."""
 _NOT_REGISTERED: Final = "is not registered in app"
 _LOCKS: Final = {"expired": " (lock expired)", "worker gone": " (its worker is gone)"}
 _OWNERS: Final = {
@@ -269,8 +272,8 @@ def explain_queue(context: QueueContext) -> Operation[Explanation]:
     """Read why a queue's jobs do not run."""
     view = _View(context, None)
     yield from view.read()
-    for parent in view.parents:  # each takes three round trips more
-        view.add_children(parent, (yield from explain_job(context, parent)))
+    for job_id in (*view.parents, *view.suspects):  # each takes three round trips more
+        view.add_of_job(job_id, (yield from explain_job(context, job_id)))
     return view.explanation()
 
 
@@ -486,7 +489,10 @@ class _View:
             "limiter": command("GET", keys.limiter),
             "limiter ttl": command("PTTL", keys.limiter),
             "check ttl": command("PTTL", keys.stalled_check),
+            "used": command("EXISTS", keys.meta),
+            "id": command("EXISTS", f"{keys.base}id"),
             "twin": command("EXISTS", twin.meta),
+            "twin id": command("EXISTS", f"{twin.base}id"),
             "twin wait": command("LLEN", twin.wait),
             "info": AllNodesCall(command("INFO", parse_reply=info_by_name), _merged),
         }
@@ -494,7 +500,8 @@ class _View:
     def _sample_calls(self) -> dict[str, Call[Any]]:
         """Return the calls that read some jobs of each state, whose deduplication ids may keep new ones out."""
         base, last = self._keys.base, _OWNERS_READ - 1
-        calls: dict[str, Call[Any]] = {}
+        events = (self._keys.events, "+", "-", "COUNT", _EVENTS)
+        calls: dict[str, Call[Any]] = {"newest events": command("XREVRANGE", *events, parse_reply=_newest_of_jobs)}
         for state in ("active", "wait"):
             calls[f"some {state}"] = command("LRANGE", base + state, -last - 1, -1, parse_reply=texts)
         for state in ("prioritized", "delayed"):
@@ -696,12 +703,19 @@ class _View:
         """Some jobs of the queue that wait for child jobs."""
         return self._replies["parents"] or ()
 
-    def add_children(self, parent: str, explanation: Explanation) -> None:
-        """Add what is wrong with the child jobs of one of the queue's jobs."""
+    @property
+    def suspects(self) -> Sequence[str]:
+        """Some jobs that may be lost: according to the newest events they wait, but no job of the queue waits."""
+        events: dict[str, str] = {} if self._ready() else self._replies["newest events"] or {}
+        waiting = [job_id for job_id, event in events.items() if event in {"added", "waiting"}]
+        return waiting[:_PARENTS]
+
+    def add_of_job(self, job_id: str, explanation: Explanation) -> None:
+        """Add that one of the queue's jobs is lost, or what is wrong with its child jobs."""
         self._reasons += [
-            replace(reason, sentence=f"Job {parent}: {reason.sentence}")
+            replace(reason, sentence=f"Job {job_id}: {reason.sentence}")
             for reason in explanation.reasons
-            if reason.code in {"child-failed", "child-gone"}
+            if reason.code in {"child-failed", "child-gone", "lost"}
         ]
 
     def _judge_redis(self) -> None:
@@ -779,6 +793,8 @@ class _View:
             waits: Whether they may wait for a worker to ask, now or later.
             is_ready: Whether they could run now.
         """
+        if self._is_bull:
+            self._add_bull(self._keys.name)
         self._judge_pause()
         self._judge_clocks()
         self._judge_workers(is_ready=is_ready)
@@ -838,7 +854,24 @@ class _View:
                 "cannot see",
             )
 
+    @property
+    def _is_bull(self) -> bool:
+        """Whether the queue looks like one of Bull: BullMQ creates the hash ``meta`` with the first job."""
+        return self._replies.sees("used", "id") and not self._replies["used"] and bool(self._replies["id"])
+
+    def _add_bull(self, name: str) -> None:
+        self._add(
+            "bull-queue",
+            f"Queue {name} is one of Bull (npm's bull), which is not BullMQ: its jobs need a worker of Bull, or "
+            "must be converted. Start no worker of BullMQ on it",
+            {"queue": name, "meta": "missing"},
+            f"bulltask migrate-bull {quote(name)}",
+            "likely",
+        )
+
     def _judge_absence(self, rows: Sequence[ClientRow]) -> None:
+        if self._is_bull:
+            return
         if others := _workers_of(rows, self._twin):
             has_tag = str(self._keys.name.startswith("{")).lower()
             start = f"BULLTASK_QUEUE_HASH_TAG={has_tag} {self._start_worker()}"
@@ -968,6 +1001,9 @@ class _View:
         )
 
     def _add_wrong_hash_tag(self, what: str, command_line: str = "", evidence: Mapping[str, Any] | None = None) -> None:
+        if self._replies["twin"] == 0 and self._replies["twin id"]:
+            self._add_bull(self._twin.name)
+            return
         sentence = f"{what}: queue_hash_tag must be the same wherever jobs are sent and run"
         why = f"bulltask why -Q {quote(self._queue)} {self._other_option()}"
         found = {"waiting": self._replies.count("twin wait")} if evidence is None else evidence
@@ -1090,9 +1126,11 @@ class _View:
                 rate, score = self._rate_of(task), next((score for score in starts_at if score is not None), None)
                 in_ms = None if score is None else max(0.0, float(score) / DELAYED_SCORE - self._now_ms)
                 starts = "" if in_ms is None else f"; the next one starts in {_seconds(in_ms)}"
-                sentence = f"The rate limit of task {task}{rate} throttles {_count(waiting, 'job')}{starts}"
-                evidence = {"task": task, "throttled": waiting}
-                self._add("task-rate-limit", sentence, evidence, _change_rate(task), in_ms=in_ms)
+                is_over = self._interval(task) == _NO_LIMIT
+                does = " was removed, but has delayed" if is_over else f"{rate} throttles"
+                sentence = f"The rate limit of task {task}{does} {_count(waiting, 'job')}{starts}"
+                mend = self._promote_throttled(task) if is_over else _change_rate(task)
+                self._add("task-rate-limit", sentence, {"task": task, "throttled": waiting}, mend, in_ms=in_ms)
         scheduler = replies["first scheduler"]
         if scheduler is not None and (late_ms := self._now_ms - scheduler[1]) > _LATE_MS:
             missing = "" if replies["iteration"] else ", and this job is missing"
@@ -1183,7 +1221,9 @@ class _View:
 
     def _judge_unused(self) -> None:
         replies = self._replies
-        if replies["twin"]:
+        if self._is_bull:
+            return
+        if replies["twin"] or replies["twin id"]:
             jobs = f"with {_count(replies.count('twin wait'), 'waiting job')}"
             self._add_wrong_hash_tag(f"Redis has no queue {self._keys.name}, but a queue {self._twin.name}, {jobs}")
         elif self._has_no_workers() and replies.sees("meta"):
@@ -1488,11 +1528,14 @@ class _View:
             command_line = self._start_worker() if self._has_no_workers() else look
         elif _THROTTLED in self._fields:
             task, rank, line = self._fields.get("name", ""), self._replies["place in line"], self._replies.count("line")
-            interval = (self._replies["rates"] or {}).get(task, "").partition(" ")[0] or None
+            interval = self._interval(task) or None
             evidence = {**evidence, "task": task, "rank": rank, "line": line, "seconds_per_job": interval}
             place = "throttled" if rank is None else f"number {rank + 1} of {line} in its line"
             code, command_line, limit = "task-rate-limit", _change_rate(task), f"{task}{self._rate_of(task)}"
             sentence = f"The rate limit of task {limit} delays the job: it is {place}, and starts {when}"
+            if interval == _NO_LIMIT:
+                sentence = f"The rate limit of task {task} was removed, but has delayed the job, which starts {when}"
+                command_line = self._promote_throttled(task)
         elif left_ms <= 0:
             return
         elif scheduler := self._fields.get("rjk"):
@@ -1513,9 +1556,16 @@ class _View:
 
     def _rate_of(self, task: str) -> str:
         """Return the rate limit of a task in parentheses, ``""`` if it is unknown."""
-        interval = (self._replies["rates"] or {}).get(task, "").partition(" ")[0]
+        interval = self._interval(task)
         rate = next((it.rate_limits[task] for it in self._fleet.states.values() if task in it.rate_limits), "")
-        return f" ({rate})" if rate else f" (one job per {interval} s)" if interval else ""
+        return f" ({rate})" if rate else f" (one job per {interval} s)" if interval not in {"", _NO_LIMIT} else ""
+
+    def _interval(self, task: str) -> str:
+        """Return the stored rate limit of a task: the time for one job in seconds, or ``none``."""
+        return str((self._replies["rates"] or {}).get(task, "")).partition(" ")[0]
+
+    def _promote_throttled(self, task: str) -> str:
+        return f"bulltask jobs {quote(self._queue)} --task {quote(task)} --state delayed --promote"
 
     def _judge_clocks(self) -> None:
         added_ms, what = _whole(self._fields.get("timestamp")), "The job's timestamp"
@@ -1640,6 +1690,15 @@ def _first(reply: Any) -> tuple[str, float] | None:
 
 def _scanned(reply: Any) -> list[str]:
     return texts(reply[1])
+
+
+def _newest_of_jobs(reply: Any) -> dict[str, str]:
+    """Return the newest event of each job."""
+    newest: dict[str, str] = {}
+    for _, words in reply:
+        fields = dict(zip(*[iter(texts(words))] * 2, strict=False))
+        newest.setdefault(fields.get("jobId", ""), fields.get("event", ""))
+    return newest
 
 
 def _paused_ms(reply: Any) -> int | None:

@@ -25,8 +25,9 @@ from bulltask.config.process import memory_kib
 from bulltask.jobs.clock import ServerClock
 from bulltask.jobs.errors import BrokerError, BrokerNotReadyError, BrokerUnavailableError, BulltaskError
 from bulltask.transport.broker import count_unfinished_jobs
-from bulltask.transport.call import Call, QueueKeys, SyncClient, command, queue_consumers, texts_by_name
+from bulltask.transport.call import Call, QueueKeys, SyncClient, command, queue_consumers, texts, texts_by_name
 from bulltask.transport.scripts.move import promote_incompatible
+from bulltask.transport.scripts.queue import DELAYED_SCORE
 from bulltask.transport.workers import (
     MAX_JOBS,
     MAX_TASKS,
@@ -186,12 +187,17 @@ class QueueCheck:
 
 _TTL_MS: Final = 30 * 86_400_000
 _NONE: Final = "none"
+_MOVED_PER_TICK: Final = 200
+_TICKS_UNTIL_MOVED: Final = 2
 
 
 class RateLimitCheck:
     """Stores the rate limits of this worker's tasks, once when it starts, and compares them with the stored ones.
 
     The limits are stored in the queue of a task, because all workers of a queue share the times at which jobs start.
+
+    Throttled jobs are due at times of the limit that applied before. If it was raised, the first ones are made due now:
+    they start, or are throttled again, and each start advances the next one. If it was removed, all are made due.
     """
 
     interval_ms = 1_000
@@ -211,19 +217,28 @@ class RateLimitCheck:
         self._logger = logger
         self._app = app
         self._queues = queues
-        self._pending = {} if app._config.disable_rate_limits else _limits_by_queue(app, queues)
+        self._limits = _limits_by_queue(app, queues)
+        self._pending = {} if app._config.disable_rate_limits else self._limits
         self._changed: set[str] = set()
+        self._moves: dict[tuple[QueueKeys, str], tuple[int, int | None]] = {}
 
     def store_changed(self, task: str) -> None:
         """Store the rate limit of a task that was changed at run time, which other workers may not have changed yet."""
         self._changed.add(task)
-        self._pending = _limits_by_queue(self._app, self._queues)
+        before, self._limits = self._limits, _limits_by_queue(self._app, self._queues)
+        self._pending = self._limits
+        for keys, limits in self._limits.items():  # this worker may not have stored the limit before yet
+            if task in limits:
+                self._note_change(keys, task, before[keys][task], limits[task])
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
-        """Compare and store the limits, until that was done once."""
-        if not self._pending or self._backoff.is_active:
+        """Compare and store the limits, until that was done once; make throttled jobs due if a limit was raised."""
+        if not (self._pending or self._moves) or self._backoff.is_active:
             return
         try:
+            self._move_throttled()
+            if not self._pending:
+                return
             read = [command("HGETALL", keys.task_rates, parse_reply=texts_by_name) for keys in self._pending]
             calls: list[Call[Any]] = []
             for (keys, limits), others in zip(self._pending.items(), self._client.try_many(read), strict=True):
@@ -235,10 +250,42 @@ class RateLimitCheck:
         else:
             self._pending = {}
 
+    def _note_change(self, keys: QueueKeys, task: str, before: str, after: str) -> None:
+        """Remember to make throttled jobs due if a limit was raised; a limit is the time for one job."""
+        with suppress(ValueError):  # anybody may have written the stored one
+            if before != _NONE and (after == _NONE or float(after) < float(before)):
+                self._moves[keys, task] = _TICKS_UNTIL_MOVED, 0 if after == _NONE else None
+
+    def _move_throttled(self) -> None:
+        """Make the next throttled jobs due."""
+        for place, (ticks, start) in self._moves.items():
+            if ticks:  # other workers, and the children, may not have the new limit yet
+                self._moves[place] = ticks - 1, start
+        places = [(*place, start) for place, (ticks, start) in self._moves.items() if not ticks]
+        if not places:
+            return
+        pages = [
+            command("ZRANGE", keys.throttled(task), start or 0, (start or 0) + _MOVED_PER_TICK - 1, parse_reply=texts)
+            for keys, task, start in places
+        ]
+        now_ms, calls = self._app._broker.clock.now_ms(), list[Call[Any]]()
+        for (keys, task, start), ids in zip(places, self._client.try_many(pages), strict=True):
+            found = ids if isinstance(ids, list) else []
+            if found:
+                scores = [word for job_id in found for word in (now_ms * DELAYED_SCORE, job_id)]
+                calls += [command("ZADD", keys.delayed, "XX", *scores), command("ZADD", keys.marker, now_ms, "1")]
+            if start is None or len(found) < _MOVED_PER_TICK:
+                del self._moves[keys, task]
+            else:
+                self._moves[keys, task] = 0, start + len(found)
+        if calls:
+            self._client.try_many(calls)
+
     def _compare(self, keys: QueueKeys, limits: Mapping[str, str], others: Mapping[str, str]) -> list[Call[Any]]:
         """Warn of differences from what other workers have stored; return the calls that store this worker's limits."""
         for task, limit in limits.items():
             other, _, worker = others.get(task, limit).partition(" ")
+            self._note_change(keys, task, other, limit)
             if other != limit and task not in self._changed:
                 self._logger.warning(
                     "Another worker has another rate limit for a task",

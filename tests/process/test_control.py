@@ -238,6 +238,9 @@ def test_limits_of_tasks_and_the_log_level_are_changed(harness: WorkerHarness, s
     wait_until(
         lambda: [state.rate_limits for state in states().values() if state] == [{"a_quick": "1/h"}], 60.0, "state"
     )
+    assert sum(map(harness.start_count, throttled)) == 1
+    assert run(harness, "control", "rate-limit", "a_quick", "50/s").exit_code == 0
+    assert [job.get(timeout=20) for job in (second, *throttled)] == [None] * 4, "jobs that were throttled before"
     assert run(harness, "control", "time_limit", "endless", "0.1").exit_code == 0
     with pytest.raises(TaskError, match=r"soft time limit of 0\.1 s"):
         harness.sender(task_max_retries=0).send_task("endless").get(timeout=60)
@@ -248,7 +251,6 @@ def test_limits_of_tasks_and_the_log_level_are_changed(harness: WorkerHarness, s
     lines = len(worker.lines)
     assert harness.app.send_task("quick").get(timeout=60) is None
     assert worker.lines[lines:] == []
-    assert sum(map(harness.start_count, throttled)) == 1
     unknown = run(harness, "control", "rate-limit", "limitd", "1/s")
     assert (unknown.exit_code, "did you mean 'limited'?" in unknown.stderr) == (1, True)
     assert "must be" in run(harness, "control", "rate-limit", "limited", "often").stderr
