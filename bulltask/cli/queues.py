@@ -42,8 +42,10 @@ def queues(ctx: click.Context, /, **options: Any) -> None:
     """
     with closing(load_app_or_broker(ctx, options)) as app, app._broker.pool.client() as client:
         client.connect()
-        # The queues that the app names, without importing its tasks.
-        named = {*(task._options.queue or "" for task in app.tasks.values()), *(app._config.queues or ())} - {""}
+        # The queues that the app of -A names, without importing its tasks.
+        named = {*app.tasks.queues, *(app._config.queues or ())}
+        if options["app"] or (ctx.obj or {}).get("app"):
+            named.add(app._config.default_queue)
         keys, scanned_all = keys_of(app, client, options["queues"], named)
         now_ms = app._broker.clock.now_ms()
         overview = read_overview(client, keys, now_ms)
@@ -339,11 +341,14 @@ def limit(ctx: click.Context, /, *, name: str, rate: str | None, remove: bool, *
     if rate is not None and remove:
         raise click.UsageError("pass a rate or --remove")
     with _existing(ctx, name, options) as queue:
+        before = queue.get_global_rate_limit()
         if rate is not None:
             wanted = _limit_of(rate)
             queue.set_global_rate_limit(wanted["max"], wanted["duration"] / 1000)
         elif remove:
             queue.remove_global_rate_limit()
+        if before is not None and queue.get_global_rate_limit() != before:
+            queue.remove_rate_limit_key()  # the period of the old limit may last for hours
         figures = _figures(queue)
         text = "no rate limit"
         if figures.max is not None and figures.duration_ms is not None:

@@ -79,6 +79,7 @@ def list_command(ctx: click.Context, /, *, queues: str | None, **options: Any) -
             runs = queue.context.run(last_runs(queue.context, items)) if items else []
             rows += [(queue.name, *row) for row in zip(items, runs, strict=True)]
         total = sum(queue.schedulers.count() for queue in found)
+        declared = {*(app._config.beat_schedule or ()), *app._periodic_tasks} if queues is None else set[str]()
     rows.sort(key=lambda row: row[1].next_ms)
     if options["as_json"]:
         print_json({"schedules": [{**_to_json(queue, item), "last": _last_json(last)} for queue, item, last in rows]})
@@ -89,6 +90,12 @@ def list_command(ctx: click.Context, /, *, queues: str | None, **options: Any) -
         echo(as_table(head, [_row(*row, now) for row in rows]))
     left = f" of {total:,}" if total > len(rows) else ""
     echo(f"{pluralize(len(rows), 'schedule')}{left} in {pluralize(len(found), 'queue')}", err=True)
+    missing = sorted(declared - {item.id for _, item, _ in rows})
+    if missing and not left:
+        names = in_one_line(", ".join(missing), 1_000)
+        echo(
+            f"{pluralize(len(missing), 'schedule')} of the app, which a worker stores when it starts: {names}", err=True
+        )
 
 
 @schedule.command("show", short_help="Show a schedule and its last jobs.")

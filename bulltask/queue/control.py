@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import socket
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
@@ -12,12 +13,14 @@ from uuid import uuid4
 
 from bulltask.jobs import codec
 from bulltask.jobs.clock import Duration, mono_ms, to_ms
-from bulltask.jobs.errors import BulltaskError, nearest
+from bulltask.jobs.errors import BrokerAuthError, BulltaskError, nearest
 from bulltask.jobs.names import bullmq_name
+from bulltask.queue.overview import SILENT_S, named_connections, workers_of
 from bulltask.transport.call import Call, QueueKeys, command
-from bulltask.transport.operation import Operation
+from bulltask.transport.operation import Operation, execute
 from bulltask.transport.orders import Order, Reply, post_order, read_replies, withdraw_order
-from bulltask.transport.workers import WorkerState, read_workers, registered_queues
+from bulltask.transport.scripts.queue import ClientRow
+from bulltask.transport.workers import WorkerState, pid_of_worker, read_workers, registered_queues
 
 if TYPE_CHECKING:
     from bulltask.queue.aio.queue import AsyncQueue
@@ -47,7 +50,8 @@ class Answers:
     Attributes:
         replies: The result of each worker that has executed the order, by its id.
         errors: Why a worker has not executed it.
-        withdrawn: Workers that did not take the order in time. It was withdrawn: they will not execute it.
+        withdrawn: Workers that did not take the order in time, or whose supervisor is stopped or hangs. They will not
+            execute it.
         unanswered: Workers that have taken the order and not replied. They may have executed it.
         unknown: Given names, or patterns, that match no worker that is alive.
     """
@@ -88,8 +92,8 @@ class Conversation:
         """Whether there is a worker that may still reply."""
         return bool(self._waits_for) and mono_ms() < self._ends_ms
 
-    def send(self, queues: Sequence[QueueKeys], now_ms: int) -> Operation[None]:
-        """Send the order to the workers of these queues.
+    def send(self, queues: Sequence[QueueKeys], now_ms: int, database: int) -> Operation[None]:
+        """Send the order to the workers of these queues; those that have stopped writing their state cannot take it.
 
         Without a destination, an order that concerns a task or a queue goes to the workers that have it, if there are
         any: otherwise, all reply that they do not have it.
@@ -102,12 +106,15 @@ class Conversation:
                     homes[worker_id] = QueueKeys(queues[0].prefix, state.home)
                     if _concerns(self._order, state):
                         concerned[worker_id] = homes[worker_id]
+        silent = (yield from _silent_workers(queues[0].prefix, database)) - homes.keys()
         if self._wanted is None:
             homes = concerned or homes
         else:
-            matching = {name: [known for known in homes if _matches(known, name)] for name in self._wanted}
+            matching = {name: [id_ for id_ in (*homes, *silent) if _matches(id_, name)] for name in self._wanted}
             self.answers.unknown = [name for name, ids in matching.items() if not ids]
-            homes = {worker_id: homes[worker_id] for ids in matching.values() for worker_id in ids}
+            chosen = {worker_id for ids in matching.values() for worker_id in ids}
+            homes, silent = {worker_id: homes[worker_id] for worker_id in homes if worker_id in chosen}, silent & chosen
+        self.answers.withdrawn = sorted(silent)
         self._waits_for = dict(sorted(homes.items()))
         calls = [
             call
@@ -157,6 +164,15 @@ class Conversation:
             job["name"] = None if name is None else name.decode(errors="replace")
             job["args"] = arguments if isinstance(arguments, list) else []
             job["kwargs"] = arguments if isinstance(arguments, dict) else {}
+
+
+def _silent_workers(prefix: str, database: int) -> Operation[set[str]]:
+    """Return the workers of bulltask that have been connected for so long that they must have a state."""
+    rows: list[ClientRow] = []
+    with suppress(BrokerAuthError):  # CLIENT LIST is not permitted
+        rows = yield from execute(named_connections(prefix, database))
+    connected = workers_of(rows, prefix)
+    return {worker.name for worker in connected if pid_of_worker(worker.name) and worker.age_s >= SILENT_S}
 
 
 def _concerns(order: Order, state: WorkerState) -> bool:
@@ -249,7 +265,7 @@ class ControlBase(_Named):
         )
         conversation = Conversation(order, timeout_ms, destination)
         queues = yield from self._known_queues(context)
-        yield from conversation.send(queues, context.now_ms())
+        yield from conversation.send(queues, context.now_ms(), context.broker.endpoint.url.database)
         return conversation
 
     def _own_queues(self) -> list[str]:

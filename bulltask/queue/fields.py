@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, Self, TypeVar, overload
 from bulltask.jobs import codec
 from bulltask.jobs.clock import Duration, to_ms
 from bulltask.jobs.codec import MAX_SAFE_INTEGER
-from bulltask.jobs.errors import BrokerError, ConfigError, DecodeError
+from bulltask.jobs.errors import BrokerError, BrokerOutOfMemoryError, ConfigError, DecodeError
 from bulltask.jobs.job import NewJob
 from bulltask.jobs.stored_job import StoredJob
 from bulltask.queue.context import QueueContext, check_positive
@@ -542,7 +542,8 @@ def clean(context: QueueContext, grace: Duration, limit: int, state: str) -> Ope
     removed = yield from _clean(
         context, _key_of(state), context.now_ms() - to_ms(grace, "grace"), limit or MAX_SAFE_INTEGER
     )
-    yield from execute(command("XADD", context.keys.events, "*", "event", "cleaned", "count", len(removed)))
+    with suppress(BrokerOutOfMemoryError):  # the jobs are removed, which is how to free memory
+        yield from execute(command("XADD", context.keys.events, "*", "event", "cleaned", "count", len(removed)))
     return removed
 
 

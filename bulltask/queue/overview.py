@@ -13,10 +13,11 @@ from typing import Final
 
 from bulltask.jobs.errors import BrokerAuthError, BulltaskError
 from bulltask.transport.broker import scan_up_to
-from bulltask.transport.call import QueueKeys, SyncClient
+from bulltask.transport.call import Call, QueueKeys, SyncClient
 from bulltask.transport.discovery import TIME
 from bulltask.transport.operation import run_sync
 from bulltask.transport.scripts.queue import (
+    ClientRow,
     QueueFigures,
     list_clients,
     queue_figures,
@@ -111,11 +112,21 @@ def find_queues(client: SyncClient, prefix: str, known: Iterable[str] = (), *, s
 
 def worker_connections(client: SyncClient, prefix: str) -> list[ConnectedWorker] | None:
     """Return the connections of workers; ``None`` if listing them is not permitted."""
-    start = f"{prefix}:"
     try:
-        rows = client.run(list_clients(start, start, database=client.database))
+        rows = client.run(named_connections(prefix, client.database))
     except BrokerAuthError:
         return None
+    return workers_of(rows, prefix)
+
+
+def named_connections(prefix: str, database: int) -> Call[list[ClientRow]]:
+    """Return the call that lists the connections of :func:`workers_of`."""
+    start = f"{prefix}:"
+    return list_clients(start, start, database=database)
+
+
+def workers_of(rows: Iterable[ClientRow], prefix: str) -> list[ConnectedWorker]:
+    """Return those of the connections that are workers'."""
     named = [(row, *queue_of_connection(row.name, prefix)) for row in rows]
     return [
         ConnectedWorker(queue, kind.removeprefix("w:"), row.address, int(row.fields.get("age", 0)))

@@ -1032,6 +1032,8 @@ class _View:
             what = f"Workers have acquired {_count(count, 'job')} of queue {self._queue} in the current period of "
             what += "their limiter, whose maximum is not in Redis; it ends"
         end = f"app.queue({self._queue!r}).remove_rate_limit_key()"
+        if self._meta[2] is not None and count < codec.MAX_SAFE_INTEGER:
+            end = f"bulltask queue limit {quote(self._queue)} RATE"
         self._add("queue-rate-limit", f"{what} in {_seconds(ttl_ms)}", evidence, end, certainty, in_ms=ttl_ms)
 
     def _limit_of_workers(self) -> int | None:

@@ -76,8 +76,8 @@ POLLED_BY_WORKER: Final = 300
 """How many queues without a marker the idle children of a worker poll together in five seconds: each poll executes
 about ten commands in Redis. If a worker has more queues, their turns take longer."""
 _PERIOD_MS: Final = 5_000
-MAX_LIMIT_MS: Final = 30_000
-"""Maximum time until a rate-limited queue is polled again, as in Node.js workers."""
+MAX_LIMIT_MS: Final = 5_000
+"""Maximum time until a rate-limited queue is polled again, as often as an empty one: the limit may be removed early."""
 
 
 class RoundRobin:

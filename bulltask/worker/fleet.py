@@ -23,7 +23,13 @@ from typing import TYPE_CHECKING, Any, Final
 from bulltask.app import App
 from bulltask.config.process import memory_kib
 from bulltask.jobs.clock import ServerClock
-from bulltask.jobs.errors import BrokerError, BrokerNotReadyError, BrokerUnavailableError, BulltaskError
+from bulltask.jobs.errors import (
+    BrokerError,
+    BrokerNotReadyError,
+    BrokerOutOfMemoryError,
+    BrokerUnavailableError,
+    BulltaskError,
+)
 from bulltask.transport.broker import count_unfinished_jobs
 from bulltask.transport.call import Call, QueueKeys, SyncClient, command, queue_consumers, texts, texts_by_name
 from bulltask.transport.scripts.move import promote_incompatible
@@ -393,8 +399,12 @@ class StateReport:
             self._backoff.record_failure(exc)
             self._due_ms = self._register_at_ms = self._clean_at_ms = 0
         else:
-            for error in {str(reply) for reply in replies if isinstance(reply, BulltaskError)}:
-                self._logger.debug("State of the worker not stored", error=error)
+            rejected = (reply for reply in replies if isinstance(reply, BrokerOutOfMemoryError | BrokerNotReadyError))
+            if (error := next(rejected, None)) is not None and error.node is None:
+                self._backoff.record_failure(error)  # it replies to reads, but does not serve the worker
+                self._due_ms = 0
+            for text in {str(reply) for reply in replies if isinstance(reply, BulltaskError)}:
+                self._logger.debug("State of the worker not stored", error=text)
 
     def leave(self) -> None:
         """Remove the state, because this worker stops."""

@@ -352,7 +352,8 @@ class Orders:
     def pool_restart(self) -> object:
         """Replace the children: new ones start now, and the old ones exit when their jobs have ended."""
         self._check_running()
-        return f"{self._pool.replace()} children are being replaced"
+        count = self._pool.replace()
+        return f"{count} {'child is' if count == 1 else 'children are'} being replaced"
 
     def autoscale(self, maximum: int | None = None, minimum: int | None = None) -> object:
         """Change the limits of the number of children; ``None`` keeps one."""

@@ -19,6 +19,7 @@ from click.testing import CliRunner, Result
 from bulltask import TaskError
 from bulltask.cli.main import main
 from bulltask.errors import BrokerAuthError
+from bulltask.queue import control as orders_of_senders
 from bulltask.testing.worker import wait_until
 from bulltask.worker.slots import ExitCode
 from tests.support.command_output import json_of
@@ -176,7 +177,7 @@ def test_children_are_added_removed_and_replaced(harness: WorkerHarness, start: 
     refused = run(harness, "control", "shrink")
     assert (refused.exit_code, "it must have 1 to 4 children, and has 1" in refused.stderr) == (1, True)
     harness.wait_for_start(job := harness.hold())
-    assert run(harness, "control", "replace-children").exit_code == 0
+    assert run(harness, "control", "replace-children").stdout.endswith("  1 child is being replaced\n")
     wait_until(lambda: len(worker.children) == 2, 60.0, "a new child beside that with a job")
     harness.open_gate()
     assert job.get(timeout=60) == "gate"
@@ -293,7 +294,7 @@ def test_a_worker_answers_within_a_second_while_every_child_holds_the_gil(
 
 
 def test_a_stopped_worker_is_reported_and_does_not_execute_the_order_later(
-    harness: WorkerHarness, start: Callable[..., Worker]
+    harness: WorkerHarness, start: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped, other = start(), start()
     stopped.send(signal.SIGSTOP)
@@ -305,6 +306,14 @@ def test_a_stopped_worker_is_reported_and_does_not_execute_the_order_later(
     alone = run(harness, "inspect", "ping", "-t", "0.2", "-d", id_of(stopped))
     assert alone.exit_code == 69
     assert harness.redis.exists(harness.keys.orders(id_of(stopped))) == 0
+    until: Any = harness.redis.zscore(harness.keys.workers, id_of(stopped))
+    harness.redis.zrem(harness.keys.workers, id_of(stopped))  # as 15 s after it was stopped
+    with monkeypatch.context() as patch:
+        patch.setattr(orders_of_senders, "SILENT_S", 0)
+        for names, code in (([], 3), (["-d", id_of(stopped)], 69)):
+            silent = run(harness, "inspect", "ping", *names)
+            assert (silent.exit_code, f"{id_of(stopped)}  no answer: " in silent.stderr) == (code, True)
+    harness.redis.zadd(harness.keys.workers, {id_of(stopped): until})
     stopped.send(signal.SIGCONT)
     assert run(harness, "inspect", "ping").exit_code == 0
     assert stopped.logged("Concurrency changed") == []

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from click.testing import CliRunner
 
+from bulltask.cli.main import main
 from bulltask.testing.worker import RedisServer, wait_until
 from tests.support.machine_load import scale_to_load
 from tests.support.worker_harness import WorkerHarness
@@ -52,25 +54,37 @@ def test_a_worker_in_a_long_queue_backoff_sends_no_commands_and_stops(harness: W
     assert worker.stop(timeout=30) == 0
 
 
-def test_a_redis_out_of_memory_is_logged_once_and_jobs_run_when_it_has_memory_again(
+OFTEN_WRITTEN = """
+from bulltask.worker import fleet
+fleet._WRITE_MS, fleet._STATE_TTL_MS = 200, 400
+"""
+
+
+def test_a_redis_out_of_memory_is_logged_once_by_each_process_and_jobs_run_when_it_has_memory_again(
     harness_on: Callable[[str], WorkerHarness], server_factory: Callable[..., RedisServer]
 ) -> None:
     server = server_factory()
     harness = harness_on(server.url)
     settings = {"run_retry_delay": 0.3, "stalled_interval": 600}
-    worker = harness.worker(children=1, settings=settings)
+    worker = harness.worker(OFTEN_WRITTEN, children=1, settings=settings)
     harness.wait_until_idle(1)
     job = harness.app.send_task("quick", countdown=1)
     harness.redis.config_set("maxmemory", "1")
-    line = worker.wait_for_line("Redis error reply")[0]
-    assert "maxmemory" in line["error"]
-    assert "queue" not in line or line["queue"] is None
+    for line in worker.wait_for_line("Redis error reply", count=2):  # of the supervisor, and of the child
+        assert "maxmemory" in line["error"]
+        assert "queue" not in line or line["queue"] is None
+
+    def health() -> str:
+        return CliRunner().invoke(main, ["health", "--pid", str(worker.pid)]).output
+
+    wait_until(lambda: "not ready: Redis does not serve it" in health(), 60, "a worker that is not ready")
     errors = harness.redis.info("commandstats")["cmdstat_evalsha"]
     wait_until(lambda: script_calls(harness) >= errors["calls"] + 5, 60, "five more calls")
-    assert len(worker.logged("Redis error reply")) == 1
+    assert len(worker.logged("Redis error reply")) == 2
     harness.redis.config_set("maxmemory", "0")
     assert job.get(timeout=60) is None
     worker.wait_for_line("Redis recovered")
+    wait_until(lambda: health().endswith("  ready\n"), 60, "a worker that is ready")
     assert worker.logged("Redis disconnected") == worker.logged("Redis reconnecting") == []
     assert worker.stop() == 0
 

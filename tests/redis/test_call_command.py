@@ -177,3 +177,12 @@ def test_a_factory_is_called_once_and_the_options_of_its_tasks_apply(
     sent = json_of(bulltask("-A", "factory_of_calls:create()", "call", "add", "-a", "[1]", "--json"), "call")
     assert sent["queue"] == "sums"
     assert len(sys.modules["factory_of_calls"].made) == 1
+
+
+def test_the_queues_and_schedules_of_an_app_are_listed_before_a_worker_has_started(bulltask: Run, shop: str) -> None:
+    document = json_of(bulltask("queues", "-A", shop, "--json"), "queues")
+    assert {queue["queue"] for queue in document["queues"]} >= {"default", "sums"}
+    del sys.modules[shop]  # each command imports the app, and closes it
+    shown = bulltask("schedule", "list", "-A", shop)
+    assert shown.exit_code == 0
+    assert "1 schedule of the app, which a worker stores when it starts: nightly\n" in shown.stderr

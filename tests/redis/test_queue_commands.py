@@ -240,6 +240,32 @@ def test_jobs_are_counted_before_they_are_removed_and_only_with_consent(broker_u
     assert queue.get_completed_count() == 1
 
 
+def test_jobs_are_cleaned_to_free_memory_when_redis_is_full(
+    broker_url: str, redis_client: redis.Redis, queue: Queue
+) -> None:
+    add(queue, 2)
+    clean = ("queue", "clean", "mail", "--state", "waiting", "--yes")
+    assert run(broker_url, *clean, "--limit", "1").exit_code == 0, "now the server knows the scripts"
+    redis_client.config_set("maxmemory", 1)
+    try:
+        cleaned = run(broker_url, *clean)
+    finally:
+        redis_client.config_set("maxmemory", 0)
+    assert (cleaned.exit_code, cleaned.output) == (0, "Removed 1 job of queue mail\n")
+
+
+def test_a_changed_limit_does_not_wait_for_the_end_of_the_old_period(broker_url: str, queue: Queue) -> None:
+    add(queue, 3)
+    for change in (["5/s"], ["--remove"]):
+        assert run(broker_url, "queue", "limit", "mail", "1/h").exit_code == 0
+        assert queue.get_next_job("token") is not None
+        assert "; reached, free in " in run(broker_url, "queue", "limit", "mail", "1/h").output
+        assert run(broker_url, "queue", "limit", "mail", *change).exit_code == 0
+        assert queue.get_rate_limit_ttl() == 0
+        queue.set_global_rate_limit(1, 3600)
+        assert queue.get_rate_limit_ttl() == 0
+
+
 def test_due_jobs_count_as_waiting_in_every_command(broker_url: str, redis_client: redis.Redis, queue: Queue) -> None:
     plain, prioritized = add(queue, 1)[0], add(queue, 1, priority=1)[0]
     later, *due = add(queue, 3, delay=60)

@@ -1011,6 +1011,8 @@ def test_several_reasons_are_all_named_in_their_order(world: World) -> None:
         "global-concurrency",
         "deduplicated",
     )
+    (limited,) = (reason for reason in world.explain("j").reasons if reason.code == "queue-rate-limit")
+    assert limited.command == "bulltask queue limit mail RATE"
 
 
 def test_the_asyncio_queue_and_the_job_itself_explain_the_same(world: World) -> None:
