@@ -820,6 +820,8 @@ class WorkerStopped(Event):
     """All children have exited, and the worker is about to exit."""
 
     exit_code: int
+    uptime_ms: float
+    """How long ago it started (:class:`WorkerStarted`)."""
 
 
 @event("Worker restarting", INFO)

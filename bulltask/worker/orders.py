@@ -229,7 +229,6 @@ class Orders:
         self._autoscaler = autoscaler
         self._rate_changed = rate_changed
         self._changes = Changes()
-        self._started_ms = mono_ms()
 
     @property
     def cancelled(self) -> Collection[str]:
@@ -285,7 +284,7 @@ class Orders:
             "pid": os.getpid(),
             "hostname": socket.gethostname(),
             "app": self._app.name,
-            "uptime": (mono_ms() - self._started_ms) // 1000,
+            "uptime": self._supervisor().uptime_ms // 1000,
             "state": self._control.run_state,
             "pool": {
                 "implementation": "threads" if config.threads else "prefork",

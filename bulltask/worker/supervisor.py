@@ -675,6 +675,7 @@ class Supervisor:
         self._signals = process_spec.signals
         self._config = config
         self._bus = bus
+        self._started_ms = mono_ms()
         self.restarting = False
         self._paused_since_ms: int | None = None
         self._state = ProcessState.INIT
@@ -702,7 +703,7 @@ class Supervisor:
             self._reap()
             self._ticker.run_due()
             wait_ms = self._maintain()
-        self._bus.emit(WorkerStopped(int(self._exit_code)))
+        self._bus.emit(WorkerStopped(int(self._exit_code), self.uptime_ms))
         return self._exit_code
 
     def warm_shutdown(self) -> None:
@@ -713,6 +714,11 @@ class Supervisor:
             self._start_shutdown("warm")
         else:
             self.cold_shutdown()
+
+    @property
+    def uptime_ms(self) -> int:
+        """How long ago the worker started."""
+        return mono_ms() - self._started_ms
 
     @property
     def is_running(self) -> bool:

@@ -109,6 +109,7 @@ def test_inspect_shows_what_workers_run_and_know(harness: WorkerHarness, start: 
     assert [queue["name"] for queue in (inspect.active_queues() or {})[name]] == ["default", "mail"]
     stats = (inspect.stats() or {})[name]
     assert (stats["pid"], stats["state"], stats["jobs"]) == (worker.pid, "run", 1)
+    assert 0 <= stats["uptime"] < 60
     assert stats["pool"]["max-concurrency"] == 2
     assert sorted(stats["pool"]["processes"]) == worker.children
     conf = (inspect.conf() or {})[name]

@@ -8,6 +8,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,9 @@ def test_term_waits_for_running_jobs_and_acquires_no_more(harness: WorkerHarness
     assert [harness.start_count(job) for job in running] == [1, 1]
     assert harness.redis.lrange(harness.keys.wait, 0, -1) == [waiting.id]
     assert harness.start_count(waiting) == 0
+    (started,), (stopped,) = worker.logged("Worker started"), worker.logged("Worker stopped")
+    between = datetime.fromisoformat(stopped["timestamp"]) - datetime.fromisoformat(started["timestamp"])
+    assert stopped["uptime"] == pytest.approx(between.total_seconds(), abs=scale_to_load(0.5))
 
 
 @pytest.mark.every_topology

@@ -51,7 +51,7 @@ FIELDS = {
     "RedisRecovered": "queue attempt duration_ms",
     "WorkerStarted": "worker_id app queues concurrency broker versions",
     "WorkerStopping": "mode running",
-    "WorkerStopped": "exit_code",
+    "WorkerStopped": "exit_code uptime_ms",
     "WorkerRestarting": "command",
     "WorkerPaused": "running",
     "WorkerResumed": "paused_ms",

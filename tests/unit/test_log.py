@@ -69,7 +69,7 @@ EVENTS: list[Event] = [
     events.RedisRecovered("mail", 3, 1500.0),
     events.WorkerStarted(WORKER, "shop", ("mail", "sms"), 4, "redis://***@host", (("bulltask", "1.2.3"),)),
     events.WorkerStopping("warm", 2),
-    events.WorkerStopped(0),
+    events.WorkerStopped(0, 1500),
     events.WorkerRestarting("python -m bulltask worker"),
     events.WorkerPaused(2),
     events.WorkerResumed(1500.0),
@@ -156,9 +156,9 @@ def test_the_line_of_an_event_equals_the_one_that_structlogs_chain_writes(event:
 
 def test_at_level_warning_a_worker_that_stops_without_an_error_is_not_logged() -> None:
     log = Log(level="warning")
-    log.bus.emit(events.WorkerStopped(0))
+    log.bus.emit(events.WorkerStopped(0, 1500))
     assert log.texts() == []
-    assert log.emit(events.WorkerStopped(1))["level"] == "error"
+    assert log.emit(events.WorkerStopped(1, 1500))["level"] == "error"
 
 
 # ---- lines about jobs and connections ----
@@ -289,7 +289,12 @@ def test_reconnects_are_logged_only_if_the_attempt_number_is_a_power_of_two() ->
 
 
 def test_a_worker_that_stops_with_an_error_is_logged_as_an_error() -> None:
-    assert Log().emit(events.WorkerStopped(1))["level"] == "error"
+    assert Log().emit(events.WorkerStopped(1, 1500))["level"] == "error"
+
+
+def test_a_stopped_worker_is_logged_with_its_uptime_in_seconds() -> None:
+    line = Log().emit(events.WorkerStopped(0, 90_250))
+    assert line == {"level": "info", "event": "Worker stopped", "exit_code": 0, "uptime": 90.25}
 
 
 def test_a_service_that_fails_is_logged_with_its_traceback() -> None:

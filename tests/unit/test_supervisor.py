@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bulltask.config.settings import Settings
-from bulltask.events import Bus, ConcurrencyChanged, Event, SignalIgnored, WorkerStopping
+from bulltask.events import Bus, ConcurrencyChanged, Event, SignalIgnored, WorkerStopped, WorkerStopping
 from bulltask.worker.recovery import Recovery
 from bulltask.worker.slots import ExitCode
 from bulltask.worker.supervisor import Supervisor
@@ -134,3 +134,19 @@ def test_children_are_added_up_to_the_maximum() -> None:
 def test_a_worker_exits_after_the_jobs_of_its_children_have_ended() -> None:
     worker = Worker("warm_shutdown", rounds_of_recovery=3)
     assert worker.waits.count(Recovery.interval_ms) == 3
+
+
+@pytest.mark.parametrize(("signals", "seconds"), [(["warm_shutdown"], 2), (["pause", "resume", "cold_shutdown"], 4)])
+def test_a_worker_that_has_stopped_says_how_long_it_has_run(
+    monkeypatch: pytest.MonkeyPatch, signals: list[str], seconds: int
+) -> None:
+    now_ms = 5_000
+
+    def wait_a_second(_worker: Worker, _wait_ms: int) -> None:
+        nonlocal now_ms
+        now_ms += 1_000
+
+    monkeypatch.setattr("bulltask.worker.supervisor.mono_ms", lambda: now_ms)
+    monkeypatch.setattr(Worker, "wait", wait_a_second)
+    (stopped,) = Worker(*signals).events_of(WorkerStopped)
+    assert (stopped.exit_code, stopped.uptime_ms) == (ExitCode.OK, seconds * 1_000)
