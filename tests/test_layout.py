@@ -150,7 +150,7 @@ def is_module(name: str) -> bool:
 
 
 def test_each_attribute_is_assigned_by_a_statement_of_its_own() -> None:
-    assert [relative_name(path) for path in package_files() if tuple_assignments(path)] == []
+    assert [f"{relative_name(path)}:{line}" for path in package_files() for line in tuple_assignments(path)] == []
 
 
 def test_the_package_has_seventeen_rooms_in_at_most_twelve_layers() -> None:

@@ -473,7 +473,7 @@ class StateReport:
             jobs_left_out=left_out,
             slots=self._per_child * self._pool.target,
             busy=sum(slot.state in BUSY for _, slots in self._pool.blocks() for slot in slots),
-            permits=None if self._max_jobs is None else max(0, self._max_jobs - self._control.jobs_started),
+            permits=None if self._max_jobs is None else max(0, self._max_jobs - self._control.permits_used),
         )
 
     def _children(self, offset_ms: int) -> tuple[tuple[WorkerChild, ...], int]:

@@ -536,7 +536,7 @@ class ControlPage:
         return self.has_permits and self._words[_PERMITS] <= 0
 
     @property
-    def jobs_started(self) -> int:
+    def permits_used(self) -> int:
         """Number of jobs that were started with a permit."""
         return self._words[_STARTED]
 

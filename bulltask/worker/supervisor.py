@@ -306,7 +306,7 @@ class MaxJobsCheck:
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Check the number of started jobs."""
-        if self._control.jobs_started >= self._max_jobs:
+        if self._control.permits_used >= self._max_jobs:
             self._finish("max_jobs")
 
 

@@ -274,7 +274,7 @@ def test_children_share_the_permits_for_jobs_and_return_unused_ones() -> None:
     second.record_permit(used=False)
     first.record_permit(used=True)
     assert not first.exhausted
-    assert supervisor.jobs_started == 1
+    assert supervisor.permits_used == 1
     os.close(fd)
 
 
