@@ -231,7 +231,8 @@ class RateLimitCheck:
     def store_changed(self, task: str) -> None:
         """Store the rate limit of a task that was changed at run time, which other workers may not have changed yet."""
         self._changed.add(task)
-        before, self._limits = self._limits, _limits_by_queue(self._app, self._queues)
+        before = self._limits
+        self._limits = _limits_by_queue(self._app, self._queues)
         self._pending = self._limits
         for keys, limits in self._limits.items():  # this worker may not have stored the limit before yet
             if task in limits:
