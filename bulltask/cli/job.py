@@ -523,10 +523,17 @@ def chosen_queues(app: App, names: str | None) -> list[str]:
     return [existing_queue(app, name).name for name in parse_names(names, "-Q")]
 
 
-def known_queues(app: App) -> list[str]:
-    """Return all queues that Redis has, by their names in the app."""
+def known_queues(app: App, *, tell_others: bool = False) -> list[str]:
+    """Return all queues that Redis has, by their names in the app; ``tell_others`` prints which are not the app's."""
+    config = app._config
     with app._broker.pool.client() as client:
-        return sorted(_app_names(find_queues(client, app._config.prefix).names, app._config))
+        found = find_queues(client, config.prefix).names
+    names = sorted(_app_names(found, config))
+    others = sorted({*found} - {bullmq_name(name, hash_tag=config.queue_hash_tag) for name in names})
+    if others and tell_others:
+        option = "--no-queue-hash-tag" if config.queue_hash_tag else "--queue-hash-tag"
+        echo(f"without {', '.join(map(in_one_line, others))} ({option})", err=True)
+    return names
 
 
 def _with_job(app: App, job_id: str, queues: list[str]) -> list[str]:

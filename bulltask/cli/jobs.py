@@ -105,7 +105,8 @@ def jobs(ctx: click.Context, /, *, queue: str | None, oldest: bool, **options: A
     with closing(load_app_or_broker(ctx, options)) as app:
         if action is not None and queue is not None:
             ctx.exit(_change(existing_queue(app, queue), action, options))
-        queues = [app.queue(name) for name in known_queues(app)] if queue is None else [existing_queue(app, queue)]
+        names = known_queues(app, tell_others=True) if queue is None else []
+        queues = [existing_queue(app, queue)] if queue is not None else list(map(app.queue, names))
         _list(queues, queue, options, oldest=oldest)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import partial
 from shlex import quote
 from typing import Any, Final
 
@@ -25,7 +26,10 @@ from bulltask.cli.job import (
 from bulltask.cli.options import ExitCode, operator_options, queue_option
 from bulltask.cli.terminal import echo, in_one_line, in_width, print_json
 from bulltask.jobs.names import name_in_app
+from bulltask.queue.overview import MAX_PAGES
 from bulltask.queue.reasons import Explanation, Reason, traces
+from bulltask.transport.broker import scan_up_to
+from bulltask.transport.scripts.queue import scan_queues
 
 __all__ = ["why"]
 
@@ -100,6 +104,9 @@ def _queue_of(app: App, job_id: str) -> str:
         known = [(queue, app._broker.keys(queue)) for queue in known_queues(app)[:_MAX_QUEUES]]
         with app._broker.pool.client() as client:
             names = [queue for queue, keys in known if True in client.try_many(traces(keys, job_id))]
+            if not names:  # a queue of Bull has no key by which queues are found
+                scan = partial(scan_queues, app._config.prefix, suffix=job_id)
+                names = sorted({name_in_app(name, hash_tag=True) for name in scan_up_to(client, scan, MAX_PAGES)[0]})
     if len(names) > 1:
         raise ambiguous(app, job_id, names)
     return names[0] if names else app._config.default_queue

@@ -517,6 +517,8 @@ def queue_of_bull_in_place_of_the_own(world: World) -> None:
 @case("bull-queue", "^Queue mail is one of Bull")
 def job_of_bull(world: World) -> str:
     bull_4_adds_a_job(world)
+    shown = bulltask(world, "why", "j").output
+    assert shown.startswith("Job j, queue mail: unknown\n\nQueue mail is one of Bull"), "all queues are searched"
     return "j"
 
 
@@ -1196,6 +1198,8 @@ def test_a_proposed_worker_has_the_prefix_and_the_hash_tag_of_the_command(world:
     shown = bulltask(world, "why", "j", "--prefix", "prod")
     assert shown.exit_code == 0
     assert "The job is in the queue mail, not in {mail}: " in shown.output
+    left_out = bulltask(world, "jobs", "--oldest", "--prefix", "prod").stderr
+    assert left_out.startswith("without mail (--no-queue-hash-tag)\nthe oldest 0 jobs of 0 queues; "), left_out
     why = "why j --queue mail --no-queue-hash-tag --prefix prod"
     assert f"\n  $ bulltask -b {world.url} {why}\n" in shown.output, "without -Q, other spellings are searched, too"
 

@@ -508,13 +508,14 @@ def list_ids(keys: QueueKeys, state: str) -> Call[list[str]]:
     return command("LRANGE", keys.base + state, 0, -1, parse_reply=texts)
 
 
-def scan_queues(prefix: str, cursor: str) -> Call[tuple[str, list[str]]]:
+def scan_queues(prefix: str, cursor: str, suffix: str = "meta") -> Call[tuple[str, list[str]]]:
     """Scan for the queues under a prefix; the result is the next cursor (``0`` at the end), and names in BullMQ.
 
-    Every queue that was ever used has a ``meta`` hash. The same name may come twice.
+    Every queue that was ever used has a ``meta`` hash, and those of Bull have the hashes of their jobs. The same name
+    may come twice.
     """
-    start, end = f"{prefix}:", ":meta"
-    pattern = _GLOB.sub(r"\\\1", start) + "*" + end
+    start, end = f"{prefix}:", f":{suffix}"
+    pattern = "*".join(_GLOB.sub(r"\\\1", part) for part in (start, end))
 
     def parse_reply(reply: Any) -> tuple[str, list[str]]:
         found = (text(key)[len(start) : -len(end)] for key in reply[1])
