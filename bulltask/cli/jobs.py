@@ -7,12 +7,13 @@ from contextlib import closing
 from datetime import UTC, datetime
 from heapq import nsmallest
 from itertools import islice
+from shlex import quote
 from typing import Any, Final, NamedTuple
 
 import click
 
 from bulltask.app import App
-from bulltask.cli.app_loader import existing_queue, load_app_or_broker
+from bulltask.cli.app_loader import existing_queue, load_app_or_broker, own_command
 from bulltask.cli.job import chosen_queues, known_queues
 from bulltask.cli.options import (
     ExitCode,
@@ -38,7 +39,7 @@ from bulltask.jobs.errors import ConfigError
 from bulltask.lake.formatting import pluralize
 from bulltask.queue import BulkChange, FailureGroup, FailureGroups, Job, Queue
 from bulltask.queue.fields import ALL_STATES, read_jobs
-from bulltask.queue.search import SCANNED, Action, JobFilter, JobSearch
+from bulltask.queue.search import SCANNED, Action, JobFilter, JobSearch, due_times, held_jobs
 
 __all__ = ["failures", "failures_json", "failures_text", "group_failures", "jobs"]
 
@@ -61,7 +62,12 @@ _MAX_REASON: Final = 78
 @click.option("--search", metavar="TEXT", help="Only jobs with TEXT in their id, task, data as stored, or error.")
 @duration_option("--older-than", text="Only jobs that finished, or were added, longer ago: 90, 10s, 15m, 12h or 7d.")
 @duration_option("--newer-than", text="Only jobs that finished, or were added, since then.")
-@click.option("--oldest", is_flag=True, help="Waiting jobs that were added first, of all queues if there is no QUEUE.")
+@click.option(
+    "--oldest",
+    is_flag=True,
+    help="Waiting jobs that were added first, of all queues if there is no QUEUE; also throttled ones, and those that "
+    "no worker can run.",
+)
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Maximum number of jobs (default: 50, or all).")
 @click.option(
     "--scan",
@@ -82,7 +88,7 @@ def jobs(ctx: click.Context, /, *, queue: str | None, oldest: bool, **options: A
     'age' is the time since a job finished, started or was added; its error is in the line below it. 'attempts' 3/3 +1:
     it has made one more than its options allow, because it was retried.
 
-    Which jobs have been waiting longest, in any queue: --oldest.
+    Which jobs have been waiting longest, in any queue: --oldest; why one of them does: 'bulltask why ID'.
 
     Before jobs are changed, they are counted, and you are asked. If you interrupt the command, run it again: jobs that
     have already been changed no longer match.
@@ -107,7 +113,7 @@ def jobs(ctx: click.Context, /, *, queue: str | None, oldest: bool, **options: A
             ctx.exit(_change(existing_queue(app, queue), action, options))
         names = known_queues(app, tell_others=True) if queue is None else []
         queues = [existing_queue(app, queue)] if queue is not None else list(map(app.queue, names))
-        _list(queues, queue, options, oldest=oldest)
+        _list(queues, queue, options, own_command("bulltask why", ctx, options), oldest=oldest)
 
 
 # ---- listing ---------------------------------------------------------------------------------------------------------
@@ -129,6 +135,7 @@ class _Search:
     def __init__(self, queues: Sequence[Queue], options: dict[str, Any], *, oldest: bool) -> None:
         self.scanned = self.total = 0
         self.is_complete = True
+        self.due: dict[_Found, int] = {}  # when delayed jobs are due
         self._queues = queues
         self._options = options
         self._oldest = oldest
@@ -143,6 +150,9 @@ class _Search:
             context = self._queues[number].context
             ids = [match.id for match in found if match.queue == number]
             jobs |= {(number, job.id): Job(context, job) for job in context.run(read_jobs(context, ids))}
+            delayed = [match for match in found if match.queue == number and match.state == "delayed"]
+            times = context.run(due_times(context, [match.id for match in delayed]))
+            self.due |= {match: ms for match, ms in zip(delayed, times, strict=True) if ms is not None}
         rows = [(jobs.get((match.queue, match.id)), match) for match in found[:limit]]
         return [(job, match) for job, match in rows if job is not None]  # without those that were removed meanwhile
 
@@ -167,27 +177,40 @@ class _Search:
                         label = "due" if search.is_due(match.state) else match.state
                         yield _Found(match.since_ms, number, match.id, match.state, label)
             self.is_complete &= search.scanned < scan or search.scanned >= total
+            if self._oldest and not options["states"]:
+                held = context.run(held_jobs(context, wanted, ("timestamp",)))
+                self.scanned, self.total = self.scanned + len(held), self.total + len(held)
+                for match, kind in held:
+                    yield _Found(match.since_ms, number, match.id, match.state, kind)
 
 
-def _list(queues: Sequence[Queue], name: str | None, options: dict[str, Any], *, oldest: bool) -> None:
+def _list(queues: Sequence[Queue], name: str | None, options: dict[str, Any], why: str, *, oldest: bool) -> None:
     search = _Search(queues, options, oldest=oldest)
     rows = search.read()
     counts = {"scanned": search.scanned, "total": search.total, "complete": search.is_complete}
     if options["as_json"]:
-        print_json({"queue": name, "jobs": [_to_json(job, match.state) for job, match in rows], **counts})
+        print_json(
+            {
+                "queue": name,
+                "jobs": [_to_json(job, match.state, search.due.get(match)) for job, match in rows],
+                **counts,
+            }
+        )
         return
     if rows:
         now = datetime.now(UTC)
         head = ("queue", "id", "task", "state", "age", "attempts")
         table = [(in_one_line(job.queue), *_row(job, match.label, now)) for job, match in rows]
         first = 0 if oldest else 1  # the queue is known
-        errors = [in_one_line(redact_secrets(job.failed_reason or ""), _MAX_REASON) for job, _ in rows]
-        echo(as_table(head[first:], [row[first:] for row in table], errors))
+        notes = [_note(job, search.due.get(match), now) for job, match in rows]
+        echo(as_table(head[first:], [row[first:] for row in table], notes))
     counted = pluralize(len(rows), "job")
     if oldest:
         counted = f"the oldest {counted} of {pluralize(len(queues), 'queue')}"
     more = "" if search.is_complete else "; there may be more: use a narrower filter, --limit or --scan"
     echo(f"{counted}; scanned {search.scanned:,} of {search.total:,} in these states{more}", err=True)
+    if oldest and rows:
+        echo(f"Why the first one waits: {why} {quote(rows[0][0].id)} --queue {quote(rows[0][0].queue)}", err=True)
 
 
 def _state_name(state: str) -> str:
@@ -215,13 +238,21 @@ def _attempts(made: int, limit: int) -> str:
     return f"{min(made, limit)}/{limit}{f' +{made - limit}' if made > limit else ''}"
 
 
-def _to_json(job: Job, state: str) -> dict[str, Any]:
+def _note(job: Job, due_ms: int | None, now: datetime) -> str:
+    """Return when a delayed job is due, and why the last attempt has failed, for the line below a job."""
+    due = time_of(due_ms)
+    texts = ["" if due is None else f"due {ago(due, now)}", redact_secrets(job.failed_reason or "")]
+    return in_one_line(": ".join(filter(None, texts)), _MAX_REASON)
+
+
+def _to_json(job: Job, state: str, due_ms: int | None) -> dict[str, Any]:
     return {
         "id": job.id,
         "queue": job.queue,
         "task": job.name,
         "state": _state_name(state),
         "added_at": iso(job.timestamp_ms),
+        "due_at": iso(due_ms),
         "started_at": iso(job.processed_ms),
         "finished_at": iso(job.finished_ms),
         "attempts_made": job.attempts_made,

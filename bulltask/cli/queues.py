@@ -23,7 +23,7 @@ from bulltask.queue import Queue
 from bulltask.queue.control import this_user
 from bulltask.queue.overview import MAX_PAGES, QueueOverview, find_queues, read_overview
 from bulltask.transport.call import QueueKeys, SyncClient
-from bulltask.transport.scripts.queue import QueueFigures, count_by_score
+from bulltask.transport.scripts.queue import RATE_PERIOD_MS, QueueFigures, count_by_score
 
 __all__ = ["keys_of", "queue", "queues"]
 
@@ -35,7 +35,8 @@ def queues(ctx: click.Context, /, **options: Any) -> None:
     """List the queues of the server: the app's, those that bulltask has used, and those that only Node.js uses.
 
     'oldest' is for how long the oldest job has been waiting that could run. 'in/min' and 'out/min' are the jobs that
-    were added, and that have completed or failed, per minute, in the last minute (less if there were many events).
+    were added, and that have completed or failed, per minute, in the last minute, or in the time below the row, if
+    Redis no longer has the events of a minute. Delayed jobs that a task's rate limit delays are counted below the row.
     '?' cannot be known.
 
     Exit codes: 0 (done), 1 (an error), 4 (there is no such queue).
@@ -136,11 +137,21 @@ def _note(queue: QueueOverview, now_ms: int) -> str:
         notes.append(f"concurrency {figures.concurrency}")
     if figures.max is not None and figures.duration_ms is not None:
         notes.append(f"limit {figures.max} per {duration_text(figures.duration_ms / 1000)}")
+    notes += _held_notes(queue)
     if figures.waiting_children:
         verb = "waits" if figures.waiting_children == 1 else "wait"
         notes.append(f"{figures.waiting_children} {verb} for child jobs")
+    if figures.window_ms is not None and figures.window_ms < RATE_PERIOD_MS:
+        notes.append(f"rates of the last {duration_text(figures.window_ms / 1000)}")
     text = in_one_line(", ".join(notes))
     return "\n  ".join(wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False))
+
+
+def _held_notes(queue: QueueOverview) -> list[str]:
+    """Return how many delayed jobs a task's rate limit delays, or no worker can run."""
+    notes = ["throttled jobs: not permitted"] if queue.throttled is None or queue.incompatible is None else []
+    notes += [f"{number} throttled by the rate limit of {task}" for task, number in (queue.throttled or {}).items()]
+    return notes + ([f"{queue.incompatible} that no worker can run"] if queue.incompatible else [])
 
 
 def _to_json(queue: QueueOverview) -> dict[str, Any]:
@@ -156,6 +167,8 @@ def _to_json(queue: QueueOverview) -> dict[str, Any]:
         "oldest_waiting": None if oldest_ms is None else oldest_ms / 1000,
         "active": figures.active,
         "delayed": figures.delayed - figures.due,
+        "throttled": None if queue.throttled is None else sum(queue.throttled.values()),
+        "incompatible": queue.incompatible,
         "waiting_children": figures.waiting_children,
         "completed": figures.completed,
         "failed": figures.failed,

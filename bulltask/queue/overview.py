@@ -7,16 +7,18 @@ permit, or what was not searched, is said; it is never shown as nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from bulltask.jobs.errors import BrokerAuthError, BulltaskError
 from bulltask.transport.broker import scan_up_to
-from bulltask.transport.call import Call, QueueKeys, SyncClient
+from bulltask.transport.call import Call, QueueKeys, SyncClient, command, text, texts_by_name
 from bulltask.transport.discovery import TIME
 from bulltask.transport.operation import run_sync
 from bulltask.transport.scripts.queue import (
+    RATE_PERIOD_MS,
     ClientRow,
     QueueFigures,
     list_clients,
@@ -43,6 +45,12 @@ MAX_PAGES: Final = 400
 """How many pages, of a thousand keys each, are scanned for queues on each server; this takes about half a second."""
 
 _QUEUES_PER_ROUND_TRIP: Final = 500
+
+_MAX_TASKS: Final = 1_000
+_EVENTS_PER_PAGE: Final = 500
+_MAX_EVENTS: Final = 100_000
+_TRIMMED_TO: Final = 9_000
+"""A stream with as many events may have lost older ones: BullMQ keeps about 10,000 by default."""
 
 SILENT_S: Final = 15
 """For how long a worker of bulltask without a state must have been connected to count as silent, not as new."""
@@ -165,11 +173,15 @@ class QueueOverview:
         keys: The queue.
         figures: How full it is; the error if that cannot be read.
         workers: How many workers it has; ``None`` if that cannot be known.
+        throttled: How many of its delayed jobs the rate limit of each task delays; ``None`` if that cannot be known.
+        incompatible: How many of its delayed jobs no worker can run; ``None`` if that cannot be known.
     """
 
     keys: QueueKeys
     figures: QueueFigures | BulltaskError
     workers: int | None
+    throttled: Mapping[str, int] | None
+    incompatible: int | None
 
 
 def read_overview(client: SyncClient, queues: Sequence[QueueKeys], now_ms: int) -> list[QueueOverview]:
@@ -178,12 +190,67 @@ def read_overview(client: SyncClient, queues: Sequence[QueueKeys], now_ms: int) 
     connections = worker_connections(client, queues[0].prefix) if queues else None
     for worker in connections or ():
         connected.setdefault(worker.queue, set()).add(worker.name or worker.address)
-    overview = []
-    for keys, found in zip(queues, _figures(client, queues, now_ms, rates=True), strict=True):
+    overview, figures = [], list(_figures(client, queues, now_ms, rates=True))
+    figures = _with_rates(client, queues, figures, now_ms)
+    with_delayed = [keys for keys, found in zip(queues, figures, strict=True) if getattr(found, "delayed", 0)]
+    held = dict(zip(with_delayed, _held(client, with_delayed), strict=True))
+    for keys, found in zip(queues, figures, strict=True):
         reported = () if isinstance(found, BulltaskError) else found.workers
         workers = len({*reported, *connected.get(keys.name, ())})
-        overview.append(QueueOverview(keys, found, workers if workers or connections is not None else None))
+        overview.append(
+            QueueOverview(
+                keys, found, workers if workers or connections is not None else None, *held.get(keys, ({}, 0))
+            )
+        )
     return overview
+
+
+def _with_rates(
+    client: SyncClient, queues: Sequence[QueueKeys], figures: Sequence[QueueFigures | BulltaskError], now_ms: int
+) -> list[QueueFigures | BulltaskError]:
+    """Return the figures, after the events of those queues were counted that have had many in the last minute.
+
+    After a burst, all the newest events are of jobs that finish: only those of a whole minute have the rates. Pages of
+    500 are read, at most 100,000 events of all queues.
+    """
+    found, left = list(figures), _MAX_EVENTS // _EVENTS_PER_PAGE
+    for index, (keys, queue) in enumerate(zip(queues, figures, strict=True)):
+        if isinstance(queue, BulltaskError) or queue.window_ms is None or queue.window_ms >= RATE_PERIOD_MS:
+            continue
+        kinds: Counter[bytes] = Counter()
+        end, since, oldest_ms, is_complete = "+", str(now_ms - RATE_PERIOD_MS), now_ms, False
+        while left and not is_complete:
+            left -= 1
+            call = command("XREVRANGE", keys.events, end, since, "COUNT", _EVENTS_PER_PAGE, parse_reply=list)
+            page: list[tuple[bytes, list[bytes]]] = client.run(call)
+            kinds.update(fields[fields.index(b"event") + 1] for _, fields in page if b"event" in fields)
+            is_complete = len(page) < _EVENTS_PER_PAGE
+            if page:
+                ms, _, number = text(page[-1][0]).partition("-")
+                oldest_ms, end = int(ms), f"{ms}-{int(number) - 1}" if number != "0" else str(int(ms) - 1)
+        if not kinds:
+            continue
+        window_ms = max(1, now_ms - oldest_ms)
+        is_trimmed = client.run(command("XLEN", keys.events, parse_reply=int)) <= kinds.total()
+        if is_complete and not (is_trimmed and kinds.total() >= _TRIMMED_TO):
+            window_ms = RATE_PERIOD_MS
+        finished = kinds[b"completed"] + kinds[b"failed"]
+        found[index] = replace(queue, added=kinds[b"added"], finished=finished, window_ms=window_ms)
+    return found
+
+
+def _held(client: SyncClient, queues: Sequence[QueueKeys]) -> Iterator[tuple[dict[str, int] | None, int | None]]:
+    """Yield of each queue how many jobs each task's rate limit delays, and how many no worker can run."""
+    rates = client.try_many([command("HGETALL", keys.task_rates, parse_reply=texts_by_name) for keys in queues])
+    incompatible = client.try_many([command("ZCARD", keys.incompatible, parse_reply=int) for keys in queues])
+    tasks = [() if isinstance(found, BulltaskError) else tuple(found)[:_MAX_TASKS] for found in rates]
+    pairs = [(keys, task) for keys, names in zip(queues, tasks, strict=True) for task in names]
+    counts = iter(client.try_many([command("ZCARD", keys.throttled(task), parse_reply=int) for keys, task in pairs]))
+    for found, number, names in zip(rates, incompatible, tasks, strict=True):
+        numbers = [next(counts) for _ in names]
+        is_unknown = any(isinstance(item, BulltaskError) for item in (found, *numbers))
+        throttled = {task: item for task, item in zip(names, numbers, strict=True) if isinstance(item, int) and item}
+        yield None if is_unknown else throttled, None if isinstance(number, BulltaskError) else number
 
 
 def read_figures(client: SyncClient, queues: Sequence[QueueKeys]) -> dict[str, QueueFigures]:

@@ -29,7 +29,7 @@ from bulltask.jobs.schedules import Scheduler, iteration_id
 from bulltask.queue.context import QueueContext, check_positive
 from bulltask.queue.fields import STATES_IN_ORDER, JobPages, states_of
 from bulltask.queue.schedulers import SCHEDULING_ERRORS
-from bulltask.transport.call import Call, command
+from bulltask.transport.call import Call, command, texts, texts_by_name
 from bulltask.transport.operation import Operation, execute
 from bulltask.transport.scripts.job import get_state, job_fields, promote, remove_job, reprocess_job
 from bulltask.transport.scripts.queue import (
@@ -51,7 +51,9 @@ __all__ = [
     "LastRun",
     "Match",
     "Progress",
+    "due_times",
     "group_failures",
+    "held_jobs",
     "last_runs",
 ]
 
@@ -266,6 +268,38 @@ class JobSearch:
             for job_id, row in zip(ids, rows, strict=True)
         ]
         return [Match(job_id, state, fields) for job_id, fields in found if fields]
+
+
+def due_times(context: QueueContext, ids: Sequence[str]) -> Operation[list[int | None]]:
+    """Return when delayed jobs are due, ``None`` for a job that is not delayed."""
+    scores: list[bytes | float | None] = yield [command("ZSCORE", context.keys.delayed, job_id) for job_id in ids]
+    return [None if score is None else int(float(score) // DELAYED_SCORE) for score in scores]
+
+
+_MAX_HELD: Final = 1_000
+
+
+def held_jobs(context: QueueContext, wanted: JobFilter, more: Sequence[str]) -> Operation[list[tuple[Match, str]]]:
+    """Return the delayed jobs that match and that are held: ``throttled`` by the rate limit of their task, or
+    ``incompatible``, because no worker knows their task or can read their data.
+
+    Of each kind, and of each task, the next 1,000 are read. Jobs that are due are left out.
+    """
+    keys = context.keys
+    rates = yield from execute(command("HGETALL", keys.task_rates, parse_reply=texts_by_name))
+    lists = {keys.throttled(task): "throttled" for task in rates} | {keys.incompatible: "incompatible"}
+    found: list[list[str]] = yield [command("ZRANGE", key, 0, _MAX_HELD - 1, parse_reply=texts) for key in lists]
+    kinds = {job_id: kind for ids, kind in zip(found, lists.values(), strict=True) for job_id in ids}
+    names = tuple(dict.fromkeys(("timestamp", *wanted.fields(), *more)))
+    rows: list[list[bytes | None]] = yield [job_fields(keys, job_id, names) for job_id in kinds]
+    times = yield from due_times(context, list(kinds))
+    held = []
+    for (job_id, kind), row, due_ms in zip(kinds.items(), rows, times, strict=True):
+        fields = {name.encode(): value for name, value in zip(names, row, strict=True) if value is not None}
+        match = Match(job_id, "delayed", fields)
+        if due_ms is not None and due_ms > context.now_ms() and wanted.matches(match):
+            held.append((match, kind))
+    return held
 
 
 class Action(StrEnum):

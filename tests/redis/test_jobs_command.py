@@ -7,7 +7,9 @@ import pty
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -326,6 +328,35 @@ def test_the_jobs_that_wait_longest_are_found_in_all_queues(app: App, bulltask: 
     assert "the oldest 1 job of 2 queues; scanned 3 of " in shown.stderr
     for refused in (bulltask("jobs"), bulltask("jobs", "mail", "--oldest", "--retry", "--yes")):
         assert (refused.exit_code, "--oldest" in refused.stderr) == (2, True)
+
+
+@pytest.mark.every_topology
+def test_jobs_that_a_rate_limit_delays_or_that_no_worker_can_run_are_among_the_oldest(
+    app: App, bulltask: Run, redis_client: Redis
+) -> None:
+    queue = app.queue("mail")
+    queue.add("later", delay=3600)
+    throttled, unknown = (queue.add(name, timestamp=ms, delay=10**10) for name, ms in (("a", 1_000), ("b", 2_000)))
+    keys = queue.context.keys
+    redis_client.hset(keys.task_rates, "a", "6 host")
+    redis_client.zadd(keys.throttled("a"), {throttled.id: 1, "removed": 2})
+    redis_client.zadd(keys.incompatible, {unknown.id: 1})
+    assert ids_of(bulltask("jobs", "--oldest", "--json")) == [throttled.id, unknown.id]
+    shown = bulltask("jobs", "--oldest")
+    states = [line.split()[3] for line in shown.stdout.splitlines() if line.startswith("mail")]
+    assert states == ["throttled", "incompatible"]
+    assert f" why {throttled.id} --queue mail\n" in shown.stderr
+    (row,) = json_of(bulltask("queues", "--json"), "queues")["queues"]
+    assert (row["delayed"], row["throttled"], row["incompatible"]) == (3, 2, 1)
+    assert "2 throttled by the rate limit of a, 1 that no worker can run" in bulltask("queues").stdout
+
+
+def test_delayed_jobs_are_listed_with_the_time_when_they_are_due(app: App, bulltask: Run) -> None:
+    app.queue("mail").add("later", delay=7_200, timestamp=time.time())
+    (row,) = json_of(bulltask("jobs", "mail", "--state", "delayed", "--json"), "jobs")["jobs"]
+    added, due = (datetime.fromisoformat(row[name]) for name in ("added_at", "due_at"))
+    assert due - added == timedelta(seconds=7_200)
+    assert re.search(r"\n  due in (2\.0 h|1[12]\d\.\d min)\n", bulltask("jobs", "mail").stdout)
 
 
 def test_jobs_are_listed_in_the_order_in_which_they_run(app: App, bulltask: Run) -> None:

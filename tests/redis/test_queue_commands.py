@@ -71,6 +71,20 @@ def test_a_queue_is_shown_with_its_jobs_their_age_and_how_many_come_and_go(
     assert max(map(len, lines)) <= 80
 
 
+def test_the_rates_after_a_burst_are_those_of_the_whole_minute(
+    broker_url: str, redis_client: redis.Redis, queue: Queue
+) -> None:
+    add(queue, 450)
+    pipe = redis_client.pipeline(transaction=False)
+    for number in range(450):
+        pipe.xadd(queue.context.keys.events, {"event": "completed", "jobId": number})
+    pipe.execute()
+    (mail,) = json_of(run(broker_url, "queues", "--json"), "queues")["queues"]
+    assert mail["rate_window"] == 60
+    assert [round(mail[f"{name}_per_second"] * 60) for name in ("added", "finished")] == [450, 450]
+    assert re.match(r"mail .* 450 +450 +0\n", run(broker_url, "queues").output.split("\n", 1)[1])
+
+
 def test_the_oldest_age_is_that_of_waiting_jobs_that_no_worker_has_had(broker_url: str, queue: Queue) -> None:
     now_s = time.time()
 

@@ -43,6 +43,7 @@ __all__ = [
     "CHECK_MS",
     "DELAYED_SCORE",
     "LISTS",
+    "RATE_PERIOD_MS",
     "SETS",
     "STATES",
     "BeatLabel",
@@ -261,7 +262,7 @@ class QueueFigures:
 
 
 _COUNTS: Final = "wait paused active prioritized delayed waiting_children completed failed"
-_RATE_PERIOD_MS: Final = 60_000
+RATE_PERIOD_MS: Final = 60_000
 
 
 def queue_figures(keys: QueueKeys, now_ms: int, *, rates: bool = True) -> Call[QueueFigures]:
@@ -291,7 +292,7 @@ def queue_figures(keys: QueueKeys, now_ms: int, *, rates: bool = True) -> Call[Q
         )
 
     script_keys = named_keys(keys, f"{_COUNTS} meta events workers pause_note repeat")
-    args = (keys.base, now_ms, _RATE_PERIOD_MS if rates else 0)
+    args = (keys.base, now_ms, RATE_PERIOD_MS if rates else 0)
     return script_call(loader.bulltask_script("queueOverview"), script_keys, args, parse_reply)
 
 
