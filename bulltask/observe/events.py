@@ -195,8 +195,8 @@ _CANCEL_HINT: Final = (
 _KILL_HINTS: Final = {
     "hard_memory_limit": "The child's memory exceeded worker_hard_memory_limit. Its jobs run again; a job that exceeds "
     "the limit on its own fails after max_crashes. Raise the limit, or reduce the task's memory use",
-    "unresponsive": "It had no job, and had not asked Redis for one for longer than its timeouts allow: it was "
-    "stopped, or it hung, as its stacks show. No job is affected",
+    "unresponsive": "It was stopped (SIGSTOP), or hung, as its stacks show: it had not asked Redis for a job for "
+    "longer than its timeouts allow. It ran no job; those that Redis had given it run in other children",
     "exit_timeout": "Its jobs had ended, but a thread or an atexit function had not: a thread that need not end should "
     "be a daemon",
 }
