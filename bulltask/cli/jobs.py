@@ -322,7 +322,9 @@ def _report_change(queue: Queue, change: BulkChange, options: dict[str, Any], *,
 
 @click.command("failures", short_help="Group failed jobs by task and error.")
 @queues_option
-@duration_option("--since", text="Only jobs that failed since then: 90, 10s, 15m, 12h or 7d (default: all).")
+@duration_option(
+    "--since", "--newer-than", text="Only jobs that failed since then: 90, 10s, 15m, 12h or 7d (default: all)."
+)
 @click.option("--task", metavar="NAME", help="Only jobs of this task.")
 @click.option("--error", metavar="TEXT", help="Only jobs that failed with a reason that contains TEXT.")
 @click.option("--limit", type=click.IntRange(min=1), default=_SHOWN, metavar="N", help="Groups to show (default: 50).")

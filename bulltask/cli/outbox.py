@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -9,8 +10,9 @@ import click
 from bulltask.cli.app_loader import load_tasks
 from bulltask.cli.groups import HintGroup
 from bulltask.cli.options import app_options, json_option
-from bulltask.cli.terminal import print_json
+from bulltask.cli.terminal import echo, in_one_line, print_json
 from bulltask.config.process import stop_signals
+from bulltask.config.urls import redact_secrets
 
 __all__ = ["outbox"]
 
@@ -52,14 +54,34 @@ def relay(ctx: click.Context, /, **options: Any) -> None:
 def status(ctx: click.Context, /, *, max_age: float | None, as_json: bool, **options: Any) -> None:
     """For each outbox of the app, print how many rows are waiting, the age of the oldest, and how many have failed.
 
+    The first failed rows are shown with their errors.
+
     Exit codes: 0 (success), 1 (an error, or a row has waited longer than --max-age).
     """
     app = load_tasks(ctx, options)[1]
     backlogs = [outbox.backlog() for outbox in app._outboxes]
     if as_json:
-        rows = [{"waiting": each.waiting, "oldest": each.oldest_s, "failed": each.failed} for each in backlogs]
+        rows = [
+            {
+                "waiting": each.waiting,
+                "oldest": each.oldest_s,
+                "failed": each.failed,
+                "errors": {row_id: redact_secrets(error) for row_id, error in each.errors.items()},
+            }
+            for each in backlogs
+        ]
         print_json({"outboxes": rows})
     else:
         for number, each in enumerate(backlogs):
             click.echo(f"outbox {number}: {each.waiting} waiting, oldest {each.oldest_s:.1f} s, {each.failed} failed")
+            for line in _failed_rows(each):
+                echo(line)
     ctx.exit(1 if any(max_age is not None and each.oldest_s > max_age for each in backlogs) else 0)
+
+
+def _failed_rows(backlog: Any) -> Iterator[str]:
+    for row_id, error in backlog.errors.items():
+        yield f"  row {row_id} of {backlog.table} failed: {in_one_line(redact_secrets(error), 300)}"
+    if backlog.errors:
+        update = f"UPDATE {backlog.table} SET error = NULL WHERE error IS NOT NULL;"  # noqa: S608 - is only printed
+        yield f"  To send failed rows again, after you have fixed the cause: {update}"

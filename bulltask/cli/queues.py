@@ -280,6 +280,9 @@ def drain(ctx: click.Context, /, *, name: str, delayed: bool, **options: Any) ->
         if figures.due and not delayed:
             what += f", but not {pluralize(figures.due, 'delayed job')} that {'is' if figures.due == 1 else 'are'} due"
             what += " (--delayed)"
+        elif figures.delayed and not delayed:
+            stay = "stays" if figures.delayed == 1 else "stay"
+            what += f"; {pluralize(figures.delayed, 'delayed job')} {stay}"
         _remove(ctx, queue, options, what, jobs, lambda: queue.drain(delayed=delayed))
 
 

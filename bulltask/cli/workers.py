@@ -103,7 +103,8 @@ def _worker(state: WorkerState, tasks: _Names, now_ms: int) -> Iterator[str]:
     process = f"bulltask {state.version}, Python {state.python}, pid {state.pid} on {state.host}, up {up}"
     yield f"  {in_one_line(process)}"
     missing = "" if len(state.children) == state.concurrency else f" of {state.concurrency}"
-    yield f"  {len(state.children)}{missing} children, {state.busy} of {state.slots} slots busy"
+    children = "child" if len(state.children) == state.concurrency == 1 else "children"
+    yield f"  {len(state.children)}{missing} {children}, {state.busy} of {state.slots} slots busy"
     rows = [
         (str(child.pid), _memory(child.rss_kib), child.state, _jobs(child, tasks, now_ms)) for child in state.children
     ]

@@ -190,11 +190,19 @@ class Backlog:
         waiting: The number of committed rows that are waiting to be sent.
         oldest_s: The age of the oldest of these rows in seconds, 0 if there are none.
         failed: The number of rows that can never be sent. The column ``error`` contains the reason.
+        errors: The first of these rows, with their errors, by their ids.
+        table: The name of the table.
     """
 
     waiting: int
     oldest_s: float
     failed: int
+    errors: Mapping[str, str]
+    table: str
+
+
+ERRORS_SHOWN: Final = 3
+"""How many failed rows a :class:`Backlog` has."""
 
 
 class Store(Protocol):

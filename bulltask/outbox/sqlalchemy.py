@@ -11,7 +11,17 @@ from typing import Any, Final, ParamSpec, TypeVar, cast, overload
 from bulltask.app import App
 from bulltask.jobs.clock import Duration
 from bulltask.jobs.errors import BulltaskError, ConfigError, MissingExtraError
-from bulltask.outbox.outbox import TABLE, VERSION, Backlog, NewRow, OutboxBase, Row, TransferOutcome, check_task
+from bulltask.outbox.outbox import (
+    ERRORS_SHOWN,
+    TABLE,
+    VERSION,
+    Backlog,
+    NewRow,
+    OutboxBase,
+    Row,
+    TransferOutcome,
+    check_task,
+)
 from bulltask.registry.canvas import Canvas, Group, GroupChain
 from bulltask.registry.results import AsyncResult, GroupResult
 from bulltask.registry.task import AnyTask
@@ -310,8 +320,12 @@ class _Rows:
         )
         with self.engine.connect() as connection:
             found = {bool(failed): (rows, oldest_ms) for failed, rows, oldest_ms in connection.execute(query)}
+            errors: dict[str, str] = {}
+            if failed := found.get(True, (0, 0))[0]:
+                first = sa.select(table.id, table.error).where(table.error.is_not(None)).order_by(table.id)
+                errors = {str(row_id): error for row_id, error in connection.execute(first.limit(ERRORS_SHOWN))}
         waiting, oldest_ms = found.get(False, (0, now_ms))
-        return Backlog(waiting, max(0, now_ms - oldest_ms) / 1000, found.get(True, (0, 0))[0])
+        return Backlog(waiting, max(0, now_ms - oldest_ms) / 1000, failed, errors, self._table.fullname)
 
     def after_fork(self) -> None:
         self.engine.dispose(close=False)

@@ -543,7 +543,8 @@ class _Failures:
         prints = [error_fingerprint(reason) or "" for reason in reasons]
         types = yield from self._find_types(page, prints)
         for match, reason, fingerprint, kind in zip(page, reasons, prints, types, strict=True):
-            key = (match.name, kind, fingerprint)
+            # A revoked job has an error with a class only if it was running.
+            key = (match.name, "" if reason == REVOKED else kind, fingerprint)
             if key not in self._groups and len(self._groups) >= _MAX_GROUPS:
                 key = ("(others)", "", "(others)")
             group = self._groups.get(key)

@@ -58,10 +58,11 @@ def test_status_counts_the_rows_and_fails_if_one_has_waited_too_long(run: Run) -
     waiting = run("status", "--max-age", "3600")
     assert waiting.exit_code == 0, waiting.output
     assert waiting.output.startswith("outbox 0: 1 waiting, oldest ")
-    assert waiting.output.endswith(" s, 1 failed\n")
+    assert " s, 1 failed\n  row 2 of bulltask_outbox failed: unreadable\n" in waiting.output
+    assert "UPDATE bulltask_outbox SET error = NULL WHERE error IS NOT NULL;" in waiting.output
     assert run("status", "--max-age", "0").exit_code == 1
     [row] = json_of(run("status", "--json"), "outbox status")["outboxes"]
-    assert (row["waiting"], row["failed"]) == (1, 1)
+    assert (row["waiting"], row["failed"], row["errors"]) == (1, 1, {"2": "unreadable"})
 
 
 def test_a_relay_needs_an_outbox(run: Run, tmp_path: Path) -> None:

@@ -285,6 +285,13 @@ def test_failures_are_grouped_by_the_class_of_their_error(app: App, bulltask: Ru
     assert re.search(r"2 +mail +a .* KeyError: 'customer 1'\n", report)
 
 
+def test_revoked_jobs_are_one_group_whether_they_were_running_or_not(app: App, bulltask: Run) -> None:
+    add_failed(app, {"a": RuntimeError("revoked")})
+    app.queue("mail").revoke(app.queue("mail").add("a").id)
+    document: Any = json_of(bulltask("failures", "--newer-than", "1h", "--json"), "failures")
+    assert [(group["error"], group["type"], group["count"]) for group in document["failures"]] == [("revoked", None, 2)]
+
+
 def test_secrets_in_errors_are_hidden(app: App, bulltask: Run) -> None:
     add_failed(app, {"a": "https://bob:s3cr3t@host/ failed", "b": 'cannot log in with password=hunter2, token: "ab1"'})
     for command in (("failures",), ("jobs", "mail"), ("report",)):

@@ -85,6 +85,14 @@ def test_the_rates_after_a_burst_are_those_of_the_whole_minute(
     assert re.match(r"mail .* 450 +450 +0\n", run(broker_url, "queues").output.split("\n", 1)[1])
 
 
+def test_drain_says_that_delayed_jobs_stay(broker_url: str, queue: Queue) -> None:
+    add(queue, 2)
+    add(queue, 3, delay=3_600)
+    assert (
+        "2 waiting jobs of queue mail; 3 delayed jobs stay" in run(broker_url, "queue", "drain", "mail", "--yes").output
+    )
+
+
 def test_the_oldest_age_is_that_of_waiting_jobs_that_no_worker_has_had(broker_url: str, queue: Queue) -> None:
     now_s = time.time()
 

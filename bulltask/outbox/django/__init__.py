@@ -10,6 +10,7 @@ from bulltask.app import App
 from bulltask.jobs.clock import Duration
 from bulltask.jobs.errors import ConfigError, MissingExtraError
 from bulltask.outbox.outbox import (
+    ERRORS_SHOWN,
     TABLE,
     VERSION,
     Backlog,
@@ -141,7 +142,11 @@ class _Rows:
             oldest_ms=Min("created_ms", filter=waiting),
         )
         oldest_ms = now_ms if found["oldest_ms"] is None else found["oldest_ms"]
-        return Backlog(found["waiting"], max(0, now_ms - oldest_ms) / 1000, found["failed"])
+        errors: dict[str, str] = {}
+        if found["failed"]:
+            first = self._objects().filter(~waiting).order_by("id").values_list("id", "error")[:ERRORS_SHOWN]
+            errors = {str(row_id): error for row_id, error in first}
+        return Backlog(found["waiting"], max(0, now_ms - oldest_ms) / 1000, found["failed"], errors, TABLE)
 
     def after_fork(self) -> None:
         """Drop the inherited connection without closing it for the parent."""
