@@ -18,11 +18,12 @@ from bulltask.cli.app_loader import load_app_or_broker
 from bulltask.cli.job import known_queues
 from bulltask.cli.jobs import failures_json, failures_text, group_failures
 from bulltask.cli.options import operator_options
-from bulltask.cli.terminal import as_table, in_one_line, safe, stamp, time_of
+from bulltask.cli.terminal import as_table, duration_text, in_one_line, safe, stamp, time_of
 from bulltask.config.config import SETTINGS
 from bulltask.config.urls import redact_secrets
 from bulltask.lake.formatting import json_text, pluralize
 from bulltask.queue.fields import ALL_STATES
+from bulltask.queue.overview import read_figures
 from bulltask.transport.call import Call, command, info_by_name
 from bulltask.transport.operation import run_sync
 from bulltask.transport.scripts.queue import get_counts, get_meta
@@ -45,13 +46,15 @@ _SECRET: Final = re.compile("key|password|secret|token|credential")
 _MAX_QUEUES: Final = 200
 _MAX_GROUPS: Final = 20
 _MAX_FAILED: Final = 10_000
+_MAX_EXPLAINED: Final = 20
+_MAX_SCHEDULES: Final = 20
 
 
 @click.command("report", short_help="Collect what a ticket needs, without secrets.")
 @click.option("-o", "--output", type=click.File("w", "utf-8", lazy=True), help="Write to this file.")
 @operator_options
 def report(ctx: click.Context, /, *, output: IO[str] | None, as_json: bool, **options: Any) -> None:
-    """Print versions, changed settings, Redis' state, queues, workers, outboxes, and the most frequent failures.
+    """Print versions, settings, Redis' state, queues, why jobs wait, schedules, workers, outboxes, frequent failures.
 
     Passwords, keys and tokens are replaced by ***. Names of queues, tasks and hosts, and texts of errors remain: read
     the report before you publish it.
@@ -93,6 +96,8 @@ def _collect(app: App) -> dict[str, Any]:
         "settings": _settings(app),
         "redis": redis,
         "queues": attempt("the queues", lambda: _queues(app, names), []),
+        "reasons": attempt("why jobs wait", lambda: _reasons(app, names), []),
+        "schedules": attempt("the schedules", lambda: _schedules(app, names), []),
         "workers": attempt("the workers", lambda: _workers(app, names), []),
         "failures": attempt("the failures", lambda: _failures(app, names), []),
         "outboxes": attempt("the outboxes", lambda: _outboxes(app), []),
@@ -138,9 +143,41 @@ def _queues(app: App, names: list[str]) -> list[dict[str, Any]]:
     calls: list[Call[Any]] = [call for keys in queues for call in (get_counts(keys, states), get_meta(keys))]
     with app._broker.pool.client() as client:
         replies = client.run_many(calls) if calls else []
+        figures = read_figures(client, queues)
     return [
-        {"queue": name, **dict(zip(ALL_STATES, counts.values(), strict=True)), "meta": meta}
+        {
+            "queue": name,
+            **dict(zip(ALL_STATES, counts.values(), strict=True)),
+            "oldest_waiting": None if (oldest_ms := figures[name].oldest_ms) is None else oldest_ms / 1000,
+            "meta": meta,
+        }
         for name, counts, meta in zip(names, replies[::2], replies[1::2], strict=True)
+    ]
+
+
+def _reasons(app: App, names: list[str]) -> list[dict[str, Any]]:
+    """Return why jobs of the queues with the longest waiting jobs wait."""
+    with app._broker.pool.client() as client:
+        figures = read_figures(client, list(map(app._broker.keys, names)))
+    waiting = [name for name, found in figures.items() if found.waiting or found.delayed or found.waiting_children]
+    waiting.sort(key=lambda name: -(figures[name].oldest_ms or 0))
+    explained = [app.queue(name).explain() for name in waiting[:_MAX_EXPLAINED]]
+    return [
+        {"queue": each.queue, "code": reason.code, "sentence": reason.sentence}
+        for each in explained
+        for reason in each.reasons
+    ]
+
+
+def _schedules(app: App, names: list[str]) -> list[dict[str, Any]]:
+    """Return the next schedules of each queue, without their data."""
+    found = [
+        (name, item) for name in names for item in app.queue(name).schedulers.list(0, _MAX_SCHEDULES - 1, asc=True)
+    ]
+    return [
+        {"queue": name, "id": item.id, "task": item.name, "rule": item.pattern or f"{item.every_ms} ms", "next": moment}
+        for name, item in found
+        for moment in [stamp(time_of(item.next_ms))]
     ]
 
 
@@ -173,6 +210,7 @@ def _text(document: Mapping[str, Any]) -> Iterator[str]:
         yield from ("", title)
         yield from (f"  {in_one_line(name)}: {in_one_line(str(value))}" for name, value in document[title].items())
     yield from _queues_text(document["queues"])
+    yield from _waiting_text(document)
     yield from ("", f"workers: {len(document['workers'])}")
     for worker in document["workers"]:
         yield from _worker_text(worker)
@@ -188,6 +226,16 @@ def _text(document: Mapping[str, Any]) -> Iterator[str]:
     if document["not_available"]:
         yield from ("", "not available")
         yield from (f"  {safe(line)}" for line in document["not_available"])
+
+
+def _waiting_text(document: Mapping[str, Any]) -> Iterator[str]:
+    if reasons := document["reasons"]:
+        yield from ("", "why jobs wait")
+        yield from (f"  {in_one_line(each['queue'])}: {in_one_line(each['sentence'], 1_000)}" for each in reasons)
+    if schedules := document["schedules"]:
+        yield from ("", "schedules")
+        names = ("queue", "id", "task", "rule", "next")
+        yield as_table(names, [[in_one_line(str(each[name])) for name in names] for each in schedules])
 
 
 def _worker_text(worker: Mapping[str, Any]) -> Iterator[str]:
@@ -213,9 +261,11 @@ def _queues_text(queues: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if not queues:
         return
     yield from ("", "queues")
-    yield as_table(
-        ("queue", *ALL_STATES), [(each["queue"], *(f"{each[state]:,}" for state in ALL_STATES)) for each in queues]
-    )
+    rows = [
+        (each["queue"], *(f"{each[state]:,}" for state in ALL_STATES), duration_text(each["oldest_waiting"]))
+        for each in queues
+    ]
+    yield as_table(("queue", *ALL_STATES, "oldest"), rows)
     for each in queues:
         meta = ", ".join(f"{name}={value}" for name, value in sorted(each["meta"].items()))
         yield f"  {in_one_line(each['queue'])}: {in_one_line(meta)}"

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,9 @@ def test_the_report_has_no_secrets(app: App, bulltask: Run, shop: str, tmp_path:
     job = queue.get_next_job("token")
     assert job is not None
     job.move_to_failed("cannot connect to redis://user:hunter2@host")
+    queue.add("send", timestamp=time.time() - 90)
+    queue.pause(by="ada")
+    queue.schedulers.upsert("nightly", cron="0 3 * * *", data={"password": "hunter2"})
     result = bulltask("report", "-A", shop, "--json")
     assert result.exit_code == 0, result.output
     document = json_of(result, "report")
@@ -136,12 +140,17 @@ def test_the_report_has_no_secrets(app: App, bulltask: Run, shop: str, tmp_path:
     )
     assert document["versions"]["bulltask"]
     assert document["redis"]["maxmemory_policy"]
-    assert [(row["queue"], row["failed"]) for row in document["queues"]] == [("mail", 1)]
+    [row] = document["queues"]
+    assert (row["queue"], row["failed"], row["oldest_waiting"] >= 90) == ("mail", 1, True)
+    assert "paused" in [reason["code"] for reason in document["reasons"]]
+    assert [(row["id"], row["rule"]) for row in document["schedules"]] == [("nightly", "0 3 * * *")]
     assert document["failures"][0]["count"] == 1
     assert document["not_available"] == []
     assert bulltask("report", "-o", tmp_path / "report.txt").exit_code == 0
     text = (tmp_path / "report.txt").read_text()
-    assert {"versions", "settings", "redis", "queues", "failures"} <= set(text.splitlines())
+    assert {"versions", "settings", "redis", "queues", "why jobs wait", "schedules", "failures"} <= set(
+        text.splitlines()
+    )
     assert "hunter2" not in text + result.output
     assert "AAAA" not in text + result.output
 
