@@ -217,11 +217,6 @@ def _state_name(state: str) -> str:
     return "waiting" if state == "wait" else state
 
 
-def _ago(ms: int, now: datetime) -> str:
-    moment = time_of(ms)
-    return "-" if moment is None else ago(moment, now)
-
-
 def _row(job: Job, state: str, now: datetime) -> Sequence[str]:
     since = time_of(job.finished_ms or (job.processed_ms if state == "active" else None) or job.timestamp_ms)
     return (
@@ -339,8 +334,9 @@ def _report_change(queue: Queue, change: BulkChange, options: dict[str, Any], *,
 def failures(ctx: click.Context, /, *, queues: str | None, **options: Any) -> None:
     """Group the failed jobs of queues by task and error, most frequent first.
 
-    Quoted text and numbers are replaced by # where errors differ, and secrets by ***. Failed jobs that Redis no longer
-    has are not counted: see 'bulltask pipeline report'.
+    'first' and 'last' are the times since the oldest and the newest of the jobs failed; their error is in the line
+    below. Quoted text and numbers are replaced by # where errors differ, and secrets by ***. Failed jobs that Redis no
+    longer has are not counted: see 'bulltask pipeline report'.
 
     Exit codes: 0 (done), 1 (an error), 4 (there is no such queue).
     """
@@ -355,9 +351,10 @@ def failures(ctx: click.Context, /, *, queues: str | None, **options: Any) -> No
         print_json({"failures": document, **counts})
         return
     if groups:
-        head = ("count", "queue", "task", "first", "last", "error", "example")
-        now = datetime.now(UTC)
-        echo(as_table(head, [_group_row(group, now) for group in groups[: options["limit"]]]))
+        head = ("count", "queue", "task", "first", "last", "example")
+        now, shown = datetime.now(UTC), groups[: options["limit"]]
+        notes = [in_one_line(failures_text(group), _MAX_REASON) for group in shown]
+        echo(as_table(head, [_group_row(group, now) for group in shown], notes))
     counted = f"{pluralize(jobs, 'failed job')} in {pluralize(len(groups), 'group')}"
     echo(f"{counted}; scanned {found.scanned:,} of {found.total:,}, in {pluralize(len(names), 'queue')}", err=True)
 
@@ -395,7 +392,7 @@ def failures_json(group: FailureGroup) -> dict[str, Any]:
 
 
 def _group_row(group: FailureGroup, now: datetime) -> Sequence[str]:
-    first, last = (_ago(ms, now) for ms in (group.first_ms, group.last_ms))
+    times = (time_of(ms) for ms in (group.first_ms, group.last_ms))
+    ages = ("-" if moment is None else age_text((now - moment).total_seconds()) for moment in times)
     names = map(in_one_line, (group.queue, group.task))
-    text = in_one_line(failures_text(group), _MAX_REASON)
-    return (f"{group.count:,}", *names, first, last, text, in_one_line(group.example))
+    return (f"{group.count:,}", *names, *ages, in_one_line(group.example))

@@ -105,19 +105,18 @@ def _worker(state: WorkerState, tasks: _Names, now_ms: int) -> Iterator[str]:
     missing = "" if len(state.children) == state.concurrency else f" of {state.concurrency}"
     children = "child" if len(state.children) == state.concurrency == 1 else "children"
     yield f"  {len(state.children)}{missing} {children}, {state.busy} of {state.slots} slots busy"
-    rows = [
-        (str(child.pid), _memory(child.rss_kib), child.state, _jobs(child, tasks, now_ms)) for child in state.children
-    ]
+    rows = [(str(child.pid), _memory(child.rss_kib), child.state) for child in state.children]
     if rows:
-        yield from (f"    {line}" for line in as_table(("pid", "memory", "state", "runs"), rows).splitlines())
+        notes = ["\n  ".join(_jobs(child, tasks, now_ms)) for child in state.children]
+        yield from (f"    {line}" for line in as_table(("pid", "memory", "state"), rows, notes).splitlines())
     if state.jobs_left_out:
         yield f"    {state.jobs_left_out} further jobs"
 
 
-def _jobs(child: WorkerChild, tasks: _Names, now_ms: int) -> str:
+def _jobs(child: WorkerChild, tasks: _Names, now_ms: int) -> list[str]:
     shown = [_job(job, tasks, now_ms) for job in child.jobs[:_SHOWN_JOBS]]
     more = len(child.jobs) - len(shown)
-    return "; ".join([*shown, *([f"{more} more"] if more else [])]) or "-"
+    return [*shown, *([f"{more} more"] if more else [])]
 
 
 def _job(job: WorkerJob, tasks: _Names, now_ms: int) -> str:

@@ -291,7 +291,7 @@ def test_a_stopped_child_is_named_by_each_command(harness: WorkerHarness) -> Non
         wait_until(lambda where=where: check(*where).output.endswith(f"  not ready: {problem}\n"), 60, problem)  # type: ignore[misc]
         assert check(*where).exit_code == 1
     shown = CliRunner().invoke(main, ["workers", "-b", harness.url]).output
-    assert re.search(rf"^ +{pid} +\d+ MiB +stopped +hold {running.id} in default", shown, re.MULTILINE), shown
+    assert re.search(rf"^ +{pid} +\d+ MiB +stopped\n +hold {running.id} in default", shown, re.MULTILINE), shown
     os.kill(pid, signal.SIGCONT)
     wait_until(lambda: check("--redis", "-b", harness.url).exit_code == 0, 60, "a worker that is ready")
     harness.open_gate()
