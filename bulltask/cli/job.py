@@ -558,6 +558,8 @@ _MESSAGES: Final = {
     Revocation.FINISHED: "finished: the job had already finished",
     Revocation.UNKNOWN: "unknown: the job does not exist",
 }
+_PARENT_OPTIONS: Final = ("fpof", "idof", "rdof", "cpof")
+"""The stored options by which a parent does not wait for a child job that has failed."""
 _EXITS: Final = {Revocation.RUNNING: ExitCode.PENDING, Revocation.UNKNOWN: ExitCode.NOT_FOUND}
 
 
@@ -580,7 +582,13 @@ def revoke(ctx: click.Context, /, *, job_ids: tuple[str, ...], terminate: bool, 
 
     def revoke_one(app: App, queue: str | None, job_id: str) -> _Outcome:
         outcome = Revocation.UNKNOWN if queue is None else app.queue(queue).revoke(job_id, terminate=terminate)
-        return _Outcome(job_id, queue, str(outcome), _MESSAGES[outcome], _EXITS.get(outcome, ExitCode.DONE))
+        message = _MESSAGES[outcome]
+        if outcome is Revocation.REVOKED and queue is not None:
+            found = app.queue(queue).get_job(job_id)
+            if found is not None and (parent := _parent(app, found)) and found.opts.keys().isdisjoint(_PARENT_OPTIONS):
+                why = own_command(f"bulltask why {quote(parent[1])} --queue {quote(parent[0])}", ctx, options)
+                message += f"; its parent job waits for it forever: {why}"
+        return _Outcome(job_id, queue, str(outcome), message, _EXITS.get(outcome, ExitCode.DONE))
 
     _for_each(ctx, job_ids, options, revoke_one)
 

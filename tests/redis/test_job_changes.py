@@ -117,6 +117,15 @@ def test_parents_and_child_jobs_are_named_with_the_command_that_shows_them(
     assert json_of(bulltask("job", "tree", part.id, "--json"), "job tree")["parent"]["id"] == root.id
 
 
+def test_revoke_says_that_the_parent_of_a_child_job_waits_forever(app: App, bulltask: Run, broker_url: str) -> None:
+    children = [FlowJob("part", "mail"), FlowJob("part", "mail", options={"ignore_dependency_on_failure": True})]
+    root = app.flows().add(FlowJob("all", queue="mail", children=children)).job
+    jobs = app.queue("mail").get_waiting()
+    shown = bulltask("revoke", *(job.id for job in jobs)).stdout
+    why = f"its parent job waits for it forever: bulltask -b {broker_url} why {root.id} --queue mail\n"
+    assert shown.count(why) == 1
+
+
 def test_a_job_that_runs_is_not_said_not_to_run_and_the_next_command_is_shown(app: App, bulltask: Run) -> None:
     queue = app.queue("mail")
     waiting, running = queue.add("send"), queue.get_next_job("token")
