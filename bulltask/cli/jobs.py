@@ -179,7 +179,8 @@ class _Search:
             self.is_complete &= search.scanned < scan or search.scanned >= total
             if self._oldest and not options["states"]:
                 held = context.run(held_jobs(context, wanted, ("timestamp",)))
-                self.scanned, self.total = self.scanned + len(held), self.total + len(held)
+                self.scanned += len(held)
+                self.total += len(held)
                 for match, kind in held:
                     yield _Found(match.since_ms, number, match.id, match.state, kind)
 
