@@ -88,8 +88,8 @@ REASONS: Final[Mapping[str, str]] = {
     "incompatible": "no worker could run the job: its data does not match, or a key or serializer is missing",
     "retry": "an attempt has failed; the next one is due later",
     "schedule": "it is the next job of a scheduler",
-    "delayed": "the job has a `countdown` or `eta`",
     "task-rate-limit": "the task's rate limit",
+    "delayed": "the job has a `countdown` or `eta`",
     # Its queue
     "paused": "the queue is paused",
     "paused-apart": "BullMQ 5 and 6 have both paused the queue; some jobs are still in `paused`",
