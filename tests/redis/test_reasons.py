@@ -620,7 +620,7 @@ def queue_whose_incompatible_and_throttled_jobs_were_removed(world: World) -> No
         world.add(job_id, delay=60)
     world.redis.zadd(world.keys.incompatible, {"incompatible": 1})
     world.redis.zadd(world.keys.throttled("send"), {"throttled": 1})
-    assert world.explain(None).codes == ("delayed", "task-rate-limit")
+    assert world.explain(None).codes == ("task-rate-limit", "delayed")
     for job_id in ("incompatible", "throttled"):
         world.queue.remove(job_id)
     assert world.explain(None).codes == ("empty",)
@@ -633,7 +633,7 @@ def job_that_a_removed_rate_limit_has_throttled(world: World) -> str:
     world.redis.hset(world.keys.task_rates, "send", "none host")
     world.redis.hset(world.keys.job("j"), "bulltask:throttled", 1)
     world.redis.zadd(world.keys.throttled("send"), {"j": 1})
-    of_queue = world.explain(None).reasons[1]
+    of_queue = world.explain(None).reasons[0]
     assert "The rate limit of task send was removed, but has delayed 1 job; " in of_queue.sentence
     mend = "bulltask jobs mail --task send --state delayed --promote"
     assert {of_queue.command, world.explain("j").reasons[0].command} == {mend}
