@@ -8,7 +8,7 @@ snapshot is read again. Search for a code in quotes to find what proves it: the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from math import inf, isfinite
@@ -160,7 +160,7 @@ _MAX_CLIENTS: Final = 1_000
 """With more connections, ``CLIENT LIST`` would block Redis for more than a few milliseconds."""
 
 _EVENTS: Final = 500
-"""How many of the newest events are searched for when the queue was paused."""
+"""How many of the newest events are read: when was the queue paused, or a job dropped, and is one lost?"""
 _SAME_PAUSE_MS: Final = 2_000
 """How much earlier than its event the note of a pause may be."""
 
@@ -279,28 +279,34 @@ def explain_queue(context: QueueContext) -> Operation[Explanation]:
 
 def traces(keys: QueueKeys, job_id: str) -> list[Call[bool]]:
     """Return calls, of which one is true if a queue has a trace of a job without a hash, or of a deduplication id."""
-    dropped = _find_dropped(keys, job_id)
     found: list[Call[bool]] = [
         command("EXISTS", keys.deduplication(job_id), parse_reply=bool),
-        command(*dropped.args, parse_reply=lambda reply: dropped.parse_reply(reply) is not None),
+        _read_events(keys, lambda events: _when_dropped(events, job_id) is not None),
     ]
     places: list[tuple[str | int, ...]] = [("ZSCORE", f"{keys.base}{state}", job_id) for state in SETS]
     places += [("LPOS", f"{keys.base}{name}", job_id, "RANK", -1, "MAXLEN", _SEARCHED) for name in LISTS]
     return found + [command(*words, parse_reply=lambda reply: reply is not None) for words in places]
 
 
-def _find_dropped(keys: QueueKeys, job_id: str) -> Call[tuple[int, str, str] | None]:
-    """Search the newest events: when was the job dropped, because of which deduplication id, and for which job?"""
+_Event = tuple[int, Mapping[str, str]]
+"""When it was written, and its fields."""
 
-    def parse_reply(reply: Any) -> tuple[int, str, str] | None:
-        for entry_id, words in reply:
-            fields = dict(zip(*[iter(texts(words))] * 2, strict=False))
-            if fields.get("event") == "deduplicated" and fields.get("deduplicatedJobId") == job_id:
-                at_ms = int(text(entry_id).partition("-")[0])
-                return at_ms, fields.get("deduplicationId", ""), fields.get("jobId", "")
-        return None
+
+def _read_events(keys: QueueKeys, parse: Callable[[Sequence[_Event]], R]) -> Call[R]:
+    """Read the newest events of a queue, the newest first."""
+
+    def parse_reply(reply: Any) -> R:
+        return parse([(int(text(entry_id).partition("-")[0]), texts_by_name(words)) for entry_id, words in reply])
 
     return command("XREVRANGE", keys.events, "+", "-", "COUNT", _EVENTS, parse_reply=parse_reply)
+
+
+def _when_dropped(events: Sequence[_Event], job_id: str | None) -> tuple[int, str, str] | None:
+    """When was the job dropped, because of which deduplication id, and for which job?"""
+    for at_ms, fields in events:
+        if fields.get("event") == "deduplicated" and fields.get("deduplicatedJobId") == job_id:
+            return at_ms, fields.get("deduplicationId", ""), fields.get("jobId", "")
+    return None
 
 
 def unreachable(queue: str, job_id: str | None, exc: BrokerError) -> Explanation:
@@ -499,9 +505,7 @@ class _View:
 
     def _sample_calls(self) -> dict[str, Call[Any]]:
         """Return the calls that read some jobs of each state, whose deduplication ids may keep new ones out."""
-        base, last = self._keys.base, _OWNERS_READ - 1
-        events = (self._keys.events, "+", "-", "COUNT", _EVENTS)
-        calls: dict[str, Call[Any]] = {"newest events": command("XREVRANGE", *events, parse_reply=_newest_of_jobs)}
+        base, last, calls = self._keys.base, _OWNERS_READ - 1, dict[str, Call[Any]]()
         for state in ("active", "wait"):
             calls[f"some {state}"] = command("LRANGE", base + state, -last - 1, -1, parse_reply=texts)
         for state in ("prioritized", "delayed"):
@@ -553,11 +557,10 @@ class _View:
         keys, calls = self._keys, dict[str, Call[Any]]()
         if _whole(self._info.get("connected_clients")) <= _MAX_CLIENTS:
             calls["clients"] = list_clients(keys.client_name(), f"{keys.prefix}:", database=self._database)
-        if self._id is not None and self._state is JobState.UNKNOWN:
-            calls["dropped"] = _find_dropped(keys, self._id)
         if self._is_paused():
             calls["pause note"] = command("GET", keys.pause_note, parse_reply=Pause.from_json)
-            calls["events"] = command("XREVRANGE", keys.events, "+", "-", "COUNT", _EVENTS, parse_reply=_paused_ms)
+        if self._is_paused() or self._id is None or self._state is JobState.UNKNOWN:
+            calls["events"] = _read_events(keys, lambda events: events)
         looked_at = _SAMPLE if self._is_maxed() or self._id is None else _SHOWN
         calls["holders"] = command("LRANGE", keys.active, -looked_at, -1, parse_reply=texts)
         return {**calls, **(self._group_calls() if self._id is None else self._line_calls(self._id))}
@@ -706,8 +709,10 @@ class _View:
     @property
     def suspects(self) -> Sequence[str]:
         """Some jobs that may be lost: according to the newest events they wait, but no job of the queue waits."""
-        events: dict[str, str] = {} if self._ready() else self._replies["newest events"] or {}
-        waiting = [job_id for job_id, event in events.items() if event in {"added", "waiting"}]
+        newest: dict[str, str] = {}  # event of each job
+        for _, fields in () if self._ready() else self._events:
+            newest.setdefault(fields.get("jobId", ""), fields.get("event", ""))
+        waiting = [job_id for job_id, event in newest.items() if event in {"added", "waiting"}]
         return waiting[:_PARENTS]
 
     def add_of_job(self, job_id: str, explanation: Explanation) -> None:
@@ -772,6 +777,11 @@ class _View:
         return self._replies["meta"] or [None] * 5
 
     @property
+    def _events(self) -> Sequence[_Event]:
+        """The queue's newest events, as far as they were read."""
+        return self._replies["events"] or ()
+
+    @property
     def _states(self) -> Collection[WorkerState]:
         """The states of the queue's workers."""
         return self._fleet.states.values()
@@ -809,7 +819,7 @@ class _View:
         resume = f"bulltask queue resume {quote(queue)}"
         if self._is_paused():
             note: Pause | None = replies["pause note"]
-            since_ms = replies["events"]
+            since_ms = _paused_ms(self._events)
             if note is not None and since_ms is not None and since_ms > note.at_ms + _SAME_PAUSE_MS:
                 note = None  # another client has resumed the queue, and paused it again
             since_ms, by = (since_ms, "") if note is None else (note.at_ms, f" by {note.by}")
@@ -1335,7 +1345,7 @@ class _View:
         if (owner := replies["dedup owner"]) is not None:
             its = "finished" if replies["owner finished"] else "unfinished" if replies["owner exists"] else "gone"
             self._judge_owner(job_id, text(owner), replies["dedup ttl"], its)
-        elif (dropped := replies["dropped"]) is not None:
+        elif (dropped := _when_dropped(self._events, job_id)) is not None:
             at_ms, dedup, owner = dropped
             self._add(
                 "deduplicated",
@@ -1694,23 +1704,14 @@ def _scanned(reply: Any) -> list[str]:
     return texts(reply[1])
 
 
-def _newest_of_jobs(reply: Any) -> dict[str, str]:
-    """Return the newest event of each job."""
-    newest: dict[str, str] = {}
-    for _, words in reply:
-        fields = dict(zip(*[iter(texts(words))] * 2, strict=False))
-        newest.setdefault(fields.get("jobId", ""), fields.get("event", ""))
-    return newest
-
-
-def _paused_ms(reply: Any) -> int | None:
+def _paused_ms(events: Sequence[_Event]) -> int | None:
     """Return when the first ``paused`` event after the last ``resumed`` event was written."""
     since_ms = None
-    for entry_id, fields in reply:
-        if b"resumed" in fields[1:2]:
+    for at_ms, fields in events:
+        if fields.get("event") == "resumed":
             break
-        if b"paused" in fields[1:2]:
-            since_ms = int(text(entry_id).partition("-")[0])
+        if fields.get("event") == "paused":
+            since_ms = at_ms
     return since_ms
 
 
