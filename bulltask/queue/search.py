@@ -261,13 +261,17 @@ class JobSearch:
         """Read the fields of jobs; those that were removed in the meantime are left out."""
         if not self._fields:
             return [Match(job_id, state, {}) for job_id in ids]
-        names = [name.encode() for name in self._fields]
-        rows = yield [job_fields(self._context.keys, job_id, self._fields) for job_id in ids]
-        found = [
-            (job_id, {name: value for name, value in zip(names, row, strict=True) if value is not None})
-            for job_id, row in zip(ids, rows, strict=True)
-        ]
-        return [Match(job_id, state, fields) for job_id, fields in found if fields]
+        found = yield from _read_fields(self._context, ids, self._fields)
+        return [Match(job_id, state, fields) for job_id, fields in zip(ids, found, strict=True) if fields]
+
+
+def _read_fields(
+    context: QueueContext, ids: Sequence[str], fields: Sequence[str]
+) -> Operation[list[dict[bytes, bytes]]]:
+    """Return those of the fields that each job has."""
+    names = [name.encode() for name in fields]
+    rows: list[list[bytes | None]] = yield [job_fields(context.keys, job_id, fields) for job_id in ids]
+    return [{name: value for name, value in zip(names, row, strict=True) if value is not None} for row in rows]
 
 
 def due_times(context: QueueContext, ids: Sequence[str]) -> Operation[list[int | None]]:
@@ -291,11 +295,10 @@ def held_jobs(context: QueueContext, wanted: JobFilter, more: Sequence[str]) -> 
     found: list[list[str]] = yield [command("ZRANGE", key, 0, _MAX_HELD - 1, parse_reply=texts) for key in lists]
     kinds = {job_id: kind for ids, kind in zip(found, lists.values(), strict=True) for job_id in ids}
     names = tuple(dict.fromkeys(("timestamp", *wanted.fields(), *more)))
-    rows: list[list[bytes | None]] = yield [job_fields(keys, job_id, names) for job_id in kinds]
+    read = yield from _read_fields(context, list(kinds), names)
     times = yield from due_times(context, list(kinds))
     held = []
-    for (job_id, kind), row, due_ms in zip(kinds.items(), rows, times, strict=True):
-        fields = {name.encode(): value for name, value in zip(names, row, strict=True) if value is not None}
+    for (job_id, kind), fields, due_ms in zip(kinds.items(), read, times, strict=True):
         match = Match(job_id, "delayed", fields)
         if due_ms is not None and due_ms > context.now_ms() and wanted.matches(match):
             held.append((match, kind))
@@ -641,11 +644,9 @@ def last_runs(context: QueueContext, schedulers: Sequence[Scheduler]) -> Operati
     for start in range(0, len(schedulers), _SCHEDULES_PER_ROUND_TRIP):
         part = schedulers[start : start + _SCHEDULES_PER_ROUND_TRIP]
         ids = [(item.next_job_id, iteration_id(item.id, _previous_ms(item, zone))) for item in part]
-        rows: list[list[bytes | None]] = yield [
-            job_fields(keys, job_id, _RUN_FIELDS) for pair in ids for job_id in pair
-        ]
-        states = yield [get_state(keys, job_id) for pair in ids for job_id in pair]
-        fields = [{name.encode(): value for name, value in zip(_RUN_FIELDS, row, strict=True) if value} for row in rows]
+        both = [job_id for pair in ids for job_id in pair]
+        fields = yield from _read_fields(context, both, _RUN_FIELDS)
+        states = yield [get_state(keys, job_id) for job_id in both]
         for index, (item, pair) in enumerate(zip(part, ids, strict=True)):
             upcoming, previous = fields[2 * index : 2 * index + 2]
             # If the schedule is over, its last job is still the next one.
