@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from bulltask.jobs.errors import BrokerAuthError, BulltaskError
 from bulltask.transport.broker import scan_up_to
@@ -241,8 +241,12 @@ def _with_rates(
 
 def _held(client: SyncClient, queues: Sequence[QueueKeys]) -> Iterator[tuple[dict[str, int] | None, int | None]]:
     """Yield of each queue how many jobs each task's rate limit delays, and how many no worker can run."""
-    rates = client.try_many([command("HGETALL", keys.task_rates, parse_reply=texts_by_name) for keys in queues])
-    incompatible = client.try_many([command("ZCARD", keys.incompatible, parse_reply=int) for keys in queues])
+    asked: list[Call[Any]] = []
+    for keys in queues:
+        asked.append(command("HGETALL", keys.task_rates, parse_reply=texts_by_name))
+        asked.append(command("ZCARD", keys.incompatible, parse_reply=int))
+    replies = client.try_many(asked)
+    rates, incompatible = replies[::2], replies[1::2]
     tasks = [() if isinstance(found, BulltaskError) else tuple(found)[:_MAX_TASKS] for found in rates]
     pairs = [(keys, task) for keys, names in zip(queues, tasks, strict=True) for task in names]
     counts = iter(client.try_many([command("ZCARD", keys.throttled(task), parse_reply=int) for keys, task in pairs]))
