@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import IO, Any, Final
 
@@ -24,9 +25,9 @@ from bulltask.config.urls import redact_secrets
 from bulltask.lake.formatting import json_text, pluralize
 from bulltask.queue.fields import ALL_STATES
 from bulltask.queue.overview import read_figures
-from bulltask.transport.call import Call, command, info_by_name
+from bulltask.transport.call import command, info_by_name
 from bulltask.transport.operation import run_sync
-from bulltask.transport.scripts.queue import get_counts, get_meta
+from bulltask.transport.scripts.queue import QueueFigures, get_meta
 from bulltask.transport.workers import WorkerState, read_workers
 
 __all__ = ["report"]
@@ -90,13 +91,19 @@ def _collect(app: App) -> dict[str, Any]:
     if len(names) > _MAX_QUEUES:
         missing.append(f"queues: only the first {_MAX_QUEUES} of {len(names):,} are here")
         names = names[:_MAX_QUEUES]
+
+    @cache  # but no error is kept: each part that needs the figures reports it
+    def figures() -> Mapping[str, QueueFigures]:
+        with app._broker.pool.client() as client:
+            return read_figures(client, list(map(app._broker.keys, names)))
+
     return {
         "at": datetime.now(UTC).isoformat(),
         "versions": _versions(),
         "settings": _settings(app),
         "redis": redis,
-        "queues": attempt("the queues", lambda: _queues(app, names), []),
-        "reasons": attempt("why jobs wait", lambda: _reasons(app, names), []),
+        "queues": attempt("the queues", lambda: _queues(app, names, figures), []),
+        "reasons": attempt("why jobs wait", lambda: _reasons(app, figures), []),
         "schedules": attempt("the schedules", lambda: _schedules(app, names), []),
         "workers": attempt("the workers", lambda: _workers(app, names), []),
         "failures": attempt("the failures", lambda: _failures(app, names), []),
@@ -137,28 +144,25 @@ def _redis(app: App) -> dict[str, str]:
     return {"url": app._broker.endpoint.safe_url, "nodes": str(len(parts)), **found}
 
 
-def _queues(app: App, names: list[str]) -> list[dict[str, Any]]:
-    states = ["wait" if state == "waiting" else state for state in ALL_STATES]
-    queues = [app._broker.keys(name) for name in names]
-    calls: list[Call[Any]] = [call for keys in queues for call in (get_counts(keys, states), get_meta(keys))]
-    with app._broker.pool.client() as client:
-        replies = client.run_many(calls) if calls else []
-        figures = read_figures(client, queues)
-    return [
-        {
-            "queue": name,
-            **dict(zip(ALL_STATES, counts.values(), strict=True)),
-            "oldest_waiting": None if (oldest_ms := figures[name].oldest_ms) is None else oldest_ms / 1000,
-            "meta": meta,
-        }
-        for name, counts, meta in zip(names, replies[::2], replies[1::2], strict=True)
-    ]
+_ReadFigures = Callable[[], Mapping[str, QueueFigures]]
 
 
-def _reasons(app: App, names: list[str]) -> list[dict[str, Any]]:
+def _queues(app: App, names: list[str], read: _ReadFigures) -> list[dict[str, Any]]:
+    calls = [get_meta(app._broker.keys(name)) for name in names]
+    metas = app._broker.pool.run_many(calls) if calls else []
+    figures = read()
+    rows = []
+    for name, meta in zip(names, metas, strict=True):
+        found = figures[name]
+        states = {state: found.jobs["wait" if state == "waiting" else state] for state in ALL_STATES}
+        oldest = None if found.oldest_ms is None else found.oldest_ms / 1000
+        rows.append({"queue": name, **states, "oldest_waiting": oldest, "meta": meta})
+    return rows
+
+
+def _reasons(app: App, read: _ReadFigures) -> list[dict[str, Any]]:
     """Return why jobs of the queues with the longest waiting jobs wait."""
-    with app._broker.pool.client() as client:
-        figures = read_figures(client, list(map(app._broker.keys, names)))
+    figures = read()
     waiting = [name for name, found in figures.items() if found.waiting or found.delayed or found.waiting_children]
     waiting.sort(key=lambda name: -(figures[name].oldest_ms or 0))
     explained = [app.queue(name).explain() for name in waiting[:_MAX_EXPLAINED]]
@@ -171,13 +175,16 @@ def _reasons(app: App, names: list[str]) -> list[dict[str, Any]]:
 
 def _schedules(app: App, names: list[str]) -> list[dict[str, Any]]:
     """Return the next schedules of each queue, without their data."""
-    found = [
-        (name, item) for name in names for item in app.queue(name).schedulers.list(0, _MAX_SCHEDULES - 1, asc=True)
-    ]
     return [
-        {"queue": name, "id": item.id, "task": item.name, "rule": item.pattern or f"{item.every_ms} ms", "next": moment}
-        for name, item in found
-        for moment in [stamp(time_of(item.next_ms))]
+        {
+            "queue": name,
+            "id": item.id,
+            "task": item.name,
+            "rule": item.pattern or f"{item.every_ms} ms",
+            "next": stamp(time_of(item.next_ms)),
+        }
+        for name in names
+        for item in app.queue(name).schedulers.list(0, _MAX_SCHEDULES - 1, asc=True)
     ]
 
 
