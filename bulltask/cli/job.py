@@ -464,7 +464,7 @@ def queues_with_job(app: App, job_id: str, known: Collection[str] = ()) -> tuple
     server.
     """
     config = app._config
-    named = [config.default_queue, *known, *(task._options.queue or "" for task in app.tasks.values())]
+    named = [config.default_queue, *known, *app.tasks.queues]
     with app._broker.pool.client() as client:
         in_redis = set(find_queues(client, config.prefix, scan=False).names)
         likely = sorted({*named, *_app_names(in_redis, config)} - {""})

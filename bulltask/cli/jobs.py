@@ -219,14 +219,19 @@ def _state_name(state: str) -> str:
 
 
 def _row(job: Job, state: str, now: datetime) -> Sequence[str]:
-    since = time_of(job.finished_ms or (job.processed_ms if state == "active" else None) or job.timestamp_ms)
+    since_ms = job.finished_ms or (job.processed_ms if state == "active" else None) or job.timestamp_ms
     return (
         in_one_line(job.id),
         in_one_line(job.name),
         _state_name(state),
-        "-" if since is None else age_text((now - since).total_seconds()),
+        _age(since_ms, now),
         _attempts(job.attempts_made, max(1, job.attempts)),
     )
+
+
+def _age(ms: int, now: datetime) -> str:
+    moment = time_of(ms)
+    return "-" if moment is None else age_text((now - moment).total_seconds())
 
 
 def _attempts(made: int, limit: int) -> str:
@@ -393,7 +398,5 @@ def failures_json(group: FailureGroup) -> dict[str, Any]:
 
 
 def _group_row(group: FailureGroup, now: datetime) -> Sequence[str]:
-    times = (time_of(ms) for ms in (group.first_ms, group.last_ms))
-    ages = ("-" if moment is None else age_text((now - moment).total_seconds()) for moment in times)
     names = map(in_one_line, (group.queue, group.task))
-    return (f"{group.count:,}", *names, *ages, in_one_line(group.example))
+    return (f"{group.count:,}", *names, _age(group.first_ms, now), _age(group.last_ms, now), in_one_line(group.example))
