@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -58,6 +59,10 @@ class Connection:
         """Connect, and do redis-py's handshake, until ``deadline_ms`` (``mono_ms``)."""
         self.set_deadline(deadline_ms, now_ms)
         self._connection.connect()
+        if (sock := self.socket) is not None:
+            # An app that nobody closes dies in a cycle, where Python may find the socket before redis-py can close it:
+            # a ResourceWarning at a random moment, which fails tests that have nothing to do with it.
+            weakref.finalize(self, sock.close).atexit = False
 
     def send(self, data: bytes, deadline_ms: int, now_ms: int) -> None:
         """Send calls; they and their replies have a deadline (``mono_ms``)."""

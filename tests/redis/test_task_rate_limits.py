@@ -353,7 +353,9 @@ def test_after_a_lost_reply_a_job_is_throttled_once_or_waits_for_another_start(
         task.delay(number)
     child.run_waiting()
     job = task.delay(9)
-    proxy.drop_replies(1, match=wrappers.with_wakeup(wrappers.with_delay("startOrThrottle")).sha)
+    throttling = wrappers.with_wakeup(wrappers.with_delay("startOrThrottle"))
+    server.script_load(throttling.source)  # otherwise, the reply that says that it is unknown would be lost
+    proxy.drop_replies(1, match=throttling.sha)
     child.run_waiting()
     child.close()
     assert ran == [*range(sent_before)]  # the job does not start, because the reply was lost
