@@ -10,6 +10,7 @@ from typing import Self
 
 import click
 import coverage
+import coverage.exceptions
 
 from tests.mutants.trace import RESULTS, TEST
 from tests.mutants.tree import Tree
@@ -96,7 +97,10 @@ def record(tree: Tree, data: Path, tests: list[str], processes: int) -> None:
 
 def _read(file: Path, root: Path, lines: dict[str, dict[int, set[str]]]) -> None:
     measured = coverage.CoverageData(str(file))
-    measured.read()
+    try:
+        measured.read()
+    except coverage.exceptions.DataError:  # its process was killed while it wrote
+        return
     for name in measured.measured_files():
         found = lines[str(Path(name).relative_to(root))]
         for line, contexts in measured.contexts_by_lineno(name).items():
