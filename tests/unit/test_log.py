@@ -266,12 +266,22 @@ def test_warnings_and_errors_have_a_hint() -> None:
     assert without == {"Job failed", "Job retried"}
 
 
-def test_each_warning_or_error_about_a_job_or_child_is_in_the_table_of_log_events() -> None:
+def test_the_table_of_log_events_has_each_warning_and_error_with_its_fields() -> None:
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "observability.md").read_text()
     table = page.partition("### Log events")[2].partition("###")[0]
+    rows = [row[2:].split(" | ", 2) for row in table.splitlines()]
+    meanings = {text: row[2] for row in rows if len(row) == 3 for text in row[0].split(", ")}
+    log = Log()
+    for event in EVENTS:
+        log.bus.emit(event)
     elsewhere = {"Stacks", "Supervisor service failed", "Worker stopped", "Order rejected"}
-    serious = {declared.text for declared in EVENTS_BY_CLASS.values() if declared.level >= logging.WARNING}
-    assert {text for text in serious - elsewhere if text not in table} == set()
+    serious = {declared.text for declared in EVENTS_BY_CLASS.values() if declared.level >= logging.WARNING} - elsewhere
+    assert serious - meanings.keys() == set()
+    of_each = {"event", "level", "timestamp", "hint", "worker_id", "job_id", "queue", "task"}
+    fields = {
+        (line["event"], name) for line in log.lines() if line["event"] in serious for name in line.keys() - of_each
+    }
+    assert {(text, name) for text, name in fields if f"`{name}`" not in meanings[text]} == set()
 
 
 def test_the_hint_for_a_killed_child_mentions_memory() -> None:
