@@ -442,7 +442,7 @@ class ChildLimitReached(ChildEvent):
     jobs: int
     """Number of jobs that the child has acquired."""
     running: int
-    """How many of these jobs are still running."""
+    """How many of these jobs are running, or have ended and are being written."""
     memory_kib: int | None
     """The child's resident memory after its last task; ``None`` if memory is not limited."""
 

@@ -486,7 +486,7 @@ class JobFetcher:
             self._marker_wait.interrupt(anyway=True)
 
     def close(self) -> None:
-        """Acquire no more jobs, and end a wait; called by a signal handler."""
+        """Acquire no more jobs, stop checkpointed tasks, and end a wait; called by a signal handler."""
         self.closing = self._stop_requested = True
         self.interrupt_wait()
 

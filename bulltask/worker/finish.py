@@ -384,7 +384,10 @@ class Finisher:
         return add_deferred_duplicate(acquired.keys, job.deduplication_id, job.id, self._clock.now_ms())
 
     def ending(self, acquired: AcquiredJob, outcome: Outcome, duration_ms: float) -> None:
-        """Note how the attempt will be counted, if there are counts; call this before its outcome is written."""
+        """Note how the attempt will be counted, if there are counts; call this before its outcome is written.
+
+        It is called again with each further write, which may be of another outcome.
+        """
         if self.counts is not None and (counter := counter_of(outcome)) is not None:
             job, slot = acquired.job, acquired.slot
             made = job.attempts_made + 1 - job.opts.retries_before
@@ -409,8 +412,9 @@ class Finisher:
     ) -> Coroutine[Any, Any, None] | None:
         """Emit the event of a written outcome, and call the hooks that follow it.
 
-        Each attempt that its child ends passes here once, whichever loop has run it, with or without metrics. Without
-        an outcome, it was discarded because the lock was lost. If some hooks are coroutine functions, or need a
+        Each attempt that its child ends passes here once, whichever loop has run it, with or without metrics; but the
+        call that wrote its outcome may already have fetched the next job. Without an outcome, it was discarded because
+        the lock was lost. If some hooks are coroutine functions, or need a
         thread, a coroutine that calls them is returned.
         """
         job = acquired.job
