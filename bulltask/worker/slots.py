@@ -870,8 +870,8 @@ class ChildLimits:
         self._memory_kib = memory_kib()
         if self._memory_kib > self._max_memory_kib:
             self._reason = ChildLimit.MAX_MEMORY_PER_CHILD
-            # The handler of SIGTERM closes the fetcher on the main thread, which may be waiting for a job. It also stops
-            # checkpointed tasks, which would use more memory; after the last job that it may have, they go on.
+            # The handler of SIGTERM closes the fetcher on the main thread, which may be waiting for a job, and stops
+            # checkpointed tasks, which would use more memory. After the last job that it may have, they go on.
             os.kill(os.getpid(), signal.SIGTERM)
 
     def announce(self, running: Callable[[], int]) -> None:
