@@ -226,13 +226,14 @@ def autoscale(ctx: click.Context, /, *, maximum: int, minimum: int | None, **opt
     give(ctx, "autoscale", options, {"maximum": maximum, "minimum": minimum})
 
 
-@control.command("consume", short_help="Fetch jobs from a queue again.")
+@control.command("consume", short_help="Fetch jobs from a queue, too, or again.")
 @click.argument("queue")
 @order_options
 def consume(ctx: click.Context, /, *, queue: str, **options: Any) -> None:
-    """Fetch jobs from QUEUE again, after 'cancel'.
+    """Fetch jobs from QUEUE, too, or again after 'cancel'.
 
-    For a queue with which no worker was started, restart a worker with -Q, or start another one.
+    For another queue, a worker replaces its children; running jobs continue. Workers that have cancelled the queue
+    receive the order, or, if there are none, all.
     """
     give(ctx, "add_consumer", options, {"queue": queue})
 

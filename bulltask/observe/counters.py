@@ -52,6 +52,9 @@ MAX_TASKS: Final = 200
 OTHER_TASKS: Final = "other"
 """The name under which all further tasks are counted together, as are jobs of unknown tasks."""
 
+_ADDED_QUEUES: Final = 100
+"""For how many queues that are added to a running worker there is room."""
+
 _EXIT_REASONS: Final = (
     "hard_memory_limit unresponsive signal hard_limit revoked blocked_loop exit_timeout crashed other"
 ).split()
@@ -176,6 +179,8 @@ class NotedAttempt:
 class MetricsMemory:
     """The shared memory of all counters of a worker; create it before the first fork.
 
+    It has room for queues that are added later (:meth:`add_queue`): pages that nobody uses take no memory.
+
     Args:
         queues: The names of the worker's queues in the app.
         blocks: The maximum number of children plus one.
@@ -199,13 +204,12 @@ class MetricsMemory:
         slots: int = 1,
         buckets: Sequence[float] = JOB_BUCKETS,
     ) -> None:
-        self.queues = tuple(queues)
         self.blocks = blocks
-        if blocks < 1 or len(set(self.queues)) != len(self.queues):
+        if blocks < 1 or len(set(queues)) != len(queues):
             raise ValueError(f"metrics need at least one block, and each queue once: {blocks=}, {queues=}")
         limits = (limit.name.lower() for limit in child_limits if limit)
         exit_reasons = (*limits, *_EXIT_REASONS)
-        self._layout = _Layout(self.queues, exit_reasons, (OTHER_TASKS, *tasks[:MAX_TASKS]), slots, tuple(buckets))
+        self._layout = _Layout(queues, exit_reasons, (OTHER_TASKS, *tasks[:MAX_TASKS]), slots, tuple(buckets))
         size = self._layout.cells * blocks * _CELL_BYTES
         if fd is not None:
             if os.fstat(fd).st_size == 0:
@@ -213,6 +217,18 @@ class MetricsMemory:
             if os.fstat(fd).st_size != size:
                 raise ValueError(f"the metrics file must be {size} bytes, not {os.fstat(fd).st_size}")
         self._cells: memoryview[float] = memoryview(mmap.mmap(-1 if fd is None else fd, size)).cast("d")
+
+    def add_queue(self, name: str) -> bool:
+        """Make room for another queue in this process, and those that it forks; return False if there is none.
+
+        Another process does the same, in the same order.
+        """
+        return self._layout.add_queue(name)
+
+    @property
+    def queues(self) -> Sequence[str]:
+        """The names of the queues."""
+        return tuple(self._layout.queues)
 
     @property
     def buckets(self) -> tuple[float, ...]:
@@ -295,17 +311,25 @@ class MetricsMemory:
 
 
 class _Layout:
-    """Where the cells of a block are."""
+    """Where the cells of a block are.
+
+    Attributes:
+        queue_index: The indexes of the queues by their names.
+        first_cells: Their first cells by their names.
+    """
 
     def __init__(
         self,
-        queues: tuple[str, ...],
+        queues: Sequence[str],
         exit_reasons: tuple[str, ...],
         tasks: tuple[str, ...],
         slots: int,
         buckets: tuple[float, ...],
     ) -> None:
-        self.queues = queues
+        self.queues: list[str] = []
+        self.queue_index: dict[str, int] = {}
+        self.first_cells: dict[str, int] = {}
+        self._places = len(queues) + _ADDED_QUEUES
         self.exit_reasons = exit_reasons
         self.tasks = tasks
         self.slots = slots
@@ -315,12 +339,24 @@ class _Layout:
         self.journal_at = self.crashes_at + len(CRASH_CAUSES)
         self.notes_at = self.journal_at + _JOURNAL_CELLS
         self.queues_at = self.notes_at + _NOTE_CELLS * slots
-        self.tasks_at = self.queues_at + _QUEUE_CELLS * len(queues)
+        self.tasks_at = self.queues_at + _QUEUE_CELLS * self._places
         """First `OTHER_TASKS` of each queue, then a place for each further task and queue that a process meets."""
         self.task_wait = _TASK_RUN + histogram_cells
         self.task_cpu = self.task_wait + histogram_cells
         self.task_cells = self.task_cpu + 1
-        self.cells = self.tasks_at + self.task_cells * (len(queues) + MAX_TASKS)
+        self.cells = self.tasks_at + self.task_cells * (self._places + MAX_TASKS)
+        for queue in queues:
+            self.add_queue(queue)
+
+    def add_queue(self, name: str) -> bool:
+        """Give a queue the next free place; return False if there is none."""
+        index = len(self.queues)
+        if index == self._places:
+            return False
+        self.queues.append(name)
+        self.queue_index[name] = index
+        self.first_cells[name] = self.queues_at + _QUEUE_CELLS * index
+        return True
 
     def tasks_of(self, cells: memoryview[float]) -> Iterator[tuple[int, str, str]]:
         """Yield the first cell, the queue and the task of each place of a block that is in use."""
@@ -334,7 +370,7 @@ class _Layout:
 
     def dynamic_places(self) -> range:
         """Return the first cells of the places that have no fixed task."""
-        return range(self.tasks_at + self.task_cells * len(self.queues), self.cells, self.task_cells)
+        return range(self.tasks_at + self.task_cells * self._places, self.cells, self.task_cells)
 
 
 class MetricsBlock:
@@ -348,9 +384,9 @@ class MetricsBlock:
         self._bytes = cells.cast("B")
         self._layout = layout
         self._exits = {reason: _EXITS + at for at, reason in enumerate(layout.exit_reasons)}
-        self.queues = layout.queues
-        self._first = {name: layout.queues_at + _QUEUE_CELLS * at for at, name in enumerate(layout.queues)}
-        self._queue_index = {name: at for at, name in enumerate(layout.queues)}
+        self.queues: Sequence[str] = layout.queues
+        self._first = layout.first_cells
+        self._queue_index = layout.queue_index
         self._task_index = {name: at for at, name in enumerate(layout.tasks)}
         self._places: dict[tuple[str, str], int] = {}
         self._lock = threading.Lock()  # += on shared memory takes three steps, so threads would lose counts

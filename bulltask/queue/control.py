@@ -13,8 +13,8 @@ from uuid import uuid4
 
 from bulltask.jobs import codec
 from bulltask.jobs.clock import Duration, mono_ms, to_ms
-from bulltask.jobs.errors import BrokerAuthError, BulltaskError, nearest
-from bulltask.jobs.names import bullmq_name
+from bulltask.jobs.errors import BrokerAuthError, BulltaskError, ConfigError, nearest
+from bulltask.jobs.names import bullmq_name, check_queue_name
 from bulltask.queue.overview import SILENT_S, named_connections, workers_of
 from bulltask.transport.call import Call, QueueKeys, command
 from bulltask.transport.operation import Operation, execute
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from bulltask.queue.sync.queue import Queue
     from bulltask.registry.results import AsyncResult
 
-__all__ = ["Answers", "ControlBase", "Destination", "InspectBase", "JobIds", "Replies", "this_user"]
+__all__ = ["Answers", "ControlBase", "Destination", "InspectBase", "JobIds", "Replies", "check_routing", "this_user"]
 
 Destination = str | Iterable[str] | None
 """Workers' names or ids, patterns of ids (``web-*``), or ids without the process id; ``None`` for all workers."""
@@ -96,7 +96,7 @@ class Conversation:
         """Send the order to the workers of these queues; those that have stopped writing their state cannot take it.
 
         Without a destination, an order that concerns a task or a queue goes to the workers that have it, if there are
-        any: otherwise, all reply that they do not have it.
+        any: otherwise, all reply that they do not have it. To consume a queue concerns those that have cancelled it.
         """
         homes: dict[str, QueueKeys] = {}
         concerned: dict[str, QueueKeys] = {}
@@ -178,6 +178,8 @@ def _silent_workers(prefix: str, database: int) -> Operation[set[str]]:
 def _concerns(order: Order, state: WorkerState) -> bool:
     """Whether a worker has the queue and the task that an order names, as far as its state says."""
     queue, task = order.arguments.get("queue"), order.arguments.get("task_name")
+    if order.name == "add_consumer":
+        return not state.is_short and queue in state.cancelled
     has_queue = queue is None or state.is_short or queue in state.queues
     return has_queue and (task is None or state.is_short or state.tasks_left_out > 0 or task in state.tasks)
 
@@ -302,6 +304,24 @@ def _decoded(data: bytes | None) -> object:
         return None if data is None else codec.decode(data, what="data of a job")
     except BulltaskError:
         return None
+
+
+def check_routing(
+    queue: str,
+    exchange: str | None,
+    exchange_type: str | None,
+    routing_key: str | None,
+    options: Mapping[str, Any] | None,
+) -> None:
+    """Raise ``ConfigError`` if arguments of Celery's ``add_consumer`` route jobs otherwise than by a queue's name."""
+    check_queue_name(queue)
+    given = {"exchange": exchange, "exchange_type": exchange_type, "routing_key": routing_key, "options": options}
+    allowed = {"exchange": queue, "exchange_type": "direct", "routing_key": queue}
+    if other := [name for name, value in given.items() if value and value != allowed.get(name)]:
+        raise ConfigError(
+            f"add_consumer({queue!r:.200}) cannot use {', '.join(other)}: Redis has no exchanges or routing keys, so "
+            "jobs are sent to a queue by its name; name only the queue"
+        )
 
 
 def this_user() -> str:

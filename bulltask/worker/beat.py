@@ -254,7 +254,7 @@ class Beat:
         self._owner = (app._config.prefix, owner_of(app, worker.program))
         content = sorted(f"{entry.job.queue} {entry.name} {entry.digest}" for entry in entries or ())
         self._version = hashlib.sha256("\n".join(content).encode()).hexdigest()[:16]
-        self._consumed = {*worker.queues, *(entry.job.queue for entry in entries or ())}
+        self._consumed = worker.queues
         self._number = self._due_ms = 0
         self._forced = True
         self._queues: set[str] | None = None
@@ -296,7 +296,8 @@ class Beat:
             self._update(queue, [entry for entry in self._entries or () if entry.job.queue == queue])
             self._queues.discard(queue)
         if not self._cursors:  # otherwise, the last check of a queue with many schedulers is not over yet
-            self._cursors = dict.fromkeys(self._consumed, "0" if self._forced else "")
+            queues = {*self._consumed, *(entry.job.queue for entry in self._entries or ())}
+            self._cursors = dict.fromkeys(queues, "0" if self._forced else "")
         self._queues = None
         self._forced = False
 

@@ -68,7 +68,7 @@ _QUEUES_PER_TICK: Final = 100
 
 
 class IncompatibleJobs:
-    """Makes jobs of this worker's tasks due, once when it starts.
+    """Makes jobs of this worker's tasks due, once when it starts, or consumes another queue.
 
     Other workers, such as those with an older version of the app, could not run them, and have delayed them by up to a
     minute.
@@ -90,7 +90,13 @@ class IncompatibleJobs:
         self._clock = clock
         self._backoff = backoff
         self._logger = logger
-        self._pending: dict[str, tuple[QueueKeys, int]] = {keys.base: (keys, 0) for keys in queues}
+        self._pending: dict[str, tuple[QueueKeys, int]] = {}
+        for keys in queues:
+            self.add_queue(keys)
+
+    def add_queue(self, keys: QueueKeys) -> None:
+        """Make the jobs of a queue due."""
+        self._pending[keys.base] = keys, 0
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Make the jobs of some queues due, until all queues were checked."""
@@ -238,6 +244,12 @@ class RateLimitCheck:
             if task in limits:
                 self._note_change(keys, task, before[keys][task], limits[task])
 
+    def add_queue(self, keys: QueueKeys) -> None:
+        """Compare and store the limits of another queue, too."""
+        self._limits = _limits_by_queue(self._app, self._queues)
+        if keys in self._limits and not self._app._config.disable_rate_limits:
+            self._pending = {**self._pending, keys: self._limits[keys]}
+
     def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Compare and store the limits, until that was done once; make throttled jobs due if a limit was raised."""
         if not (self._pending or self._moves) or self._backoff.is_active:
@@ -378,7 +390,14 @@ class StateReport:
         self._written: tuple[object, object] | None = None
         self._short_state = ""
         self._short: deque[tuple[int, QueueKeys]] = deque()
-        self._short_period_ms = max(_SHORT_FACTOR * _WRITE_MS, len(queues) * self.interval_ms // _SHORT_STATES_PER_TICK)
+
+    def add_queue(self, keys: QueueKeys) -> None:
+        """Write the whole state and a short one now, and register the queues, because there is another one."""
+        started_ms = self._constant.started_ms
+        constant = _constant_state(self._app, self._queues, self._constant.id)
+        self._constant = replace(constant, started_ms=started_ms, cancelled=self._constant.cancelled)
+        self._due_ms = self._register_at_ms = 0
+        self._short.appendleft((0, keys))
 
     def tick(self, now_ms: int, _missed: int, /) -> None:
         """Write what is due."""
@@ -446,6 +465,7 @@ class StateReport:
 
     def _short_states(self, server_ms: int, now_ms: int) -> Iterator[Call[Any]]:
         state = self._control.run_state
+        period_ms = max(_SHORT_FACTOR * _WRITE_MS, len(self._queues) * self.interval_ms // _SHORT_STATES_PER_TICK)
         if state != self._short_state:
             self._short_state = state
             self._short = deque((0, keys) for keys in self._queues[1:])
@@ -453,8 +473,8 @@ class StateReport:
             if not self._short or self._short[0][0] > now_ms:
                 return
             _, keys = self._short.popleft()
-            self._short.append((now_ms + self._short_period_ms, keys))
-            ttl_ms = self._short_period_ms * _STATE_TTL_MS // _WRITE_MS
+            self._short.append((now_ms + period_ms, keys))
+            ttl_ms = period_ms * _STATE_TTL_MS // _WRITE_MS
             short = replace(self._constant, is_short=True, queues=(keys.queue,), state=state)
             yield from write_state(keys, replace(short, at_ms=server_ms, ttl_ms=ttl_ms))
 

@@ -70,6 +70,7 @@ def ignore_stop_signals(parent_pid: int) -> None:
 
 
 _POLL_S: Final = 0.02
+_RENEW_MS: Final = 200
 
 
 class HelperProcess(ABC):
@@ -103,6 +104,13 @@ class HelperProcess(ABC):
         """Start another process if this one has died; also reaps it."""
         if self._pid is not None and (code := self._exit_code(os.WNOHANG)) is not None:
             self._logger.warning(f"{self.title} died", pid=self._pid, code=code, hint="Another one starts")
+            self._fork()
+
+    def renew(self) -> None:
+        """Start another process in place of this one, if it is running: it knows what the supervisor knows now."""
+        if self._pid is not None:
+            self.request_stop()
+            self.wait(mono_ms() + _RENEW_MS)
             self._fork()
 
     def request_stop(self) -> None:

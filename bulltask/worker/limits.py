@@ -216,6 +216,12 @@ class RevocationCheck:
         self._groups = _groups(queues, in_cluster=broker.topology is not None)
         self._next_group = 0
 
+    def add_queue(self, _keys: QueueKeys) -> None:
+        """Check another queue, too, which is now the last one."""
+        self._skipped.append(0)
+        self._groups = _groups(self._queues, in_cluster=self._broker.topology is not None)
+        self._next_group = 0
+
     def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Check the requests of every queue in one round trip; a large number is checked in several ticks."""
         if self._backoff.is_active:

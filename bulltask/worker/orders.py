@@ -23,6 +23,7 @@ from bulltask.config.parsers import autoscale, task_rate
 from bulltask.jobs.clock import ServerClock, mono_ms
 from bulltask.jobs.errors import BrokerError, BulltaskError, DecodeError, did_you_mean
 from bulltask.jobs.fields import TimeLimits
+from bulltask.jobs.names import check_queue_name
 from bulltask.observe.bus import Bus
 from bulltask.observe.events import OrderExecuted, OrderRejected, shorten
 from bulltask.observe.log import LogListener
@@ -217,6 +218,7 @@ class Orders:
         supervisor: Callable[[], Supervisor],
         autoscaler: Autoscaler | None,
         rate_changed: Callable[[str], object],
+        add_queue: Callable[[str], bool],
     ) -> None:
         self._app = app
         self._config = app._config
@@ -228,6 +230,7 @@ class Orders:
         self._supervisor = supervisor
         self._autoscaler = autoscaler
         self._rate_changed = rate_changed
+        self._add_queue = add_queue
         self._changes = Changes()
 
     @property
@@ -415,16 +418,27 @@ class Orders:
         return f"it fetches no jobs from {queue}"
 
     def add_consumer(self, queue: str) -> object:
-        """Fetch jobs from a queue again, after :meth:`cancel_consumer`."""
+        """Fetch jobs from a queue again, after :meth:`cancel_consumer`, or also from another queue."""
         if queue in self._changes.cancelled:
             left = [name for name in self._changes.cancelled if name != queue]
             self._change(replace(self._changes, cancelled=left))
             return f"it fetches jobs from {queue} again"
         if queue in self._queues:
             return f"it consumes {queue} already"
-        raise OrderError(
-            f"a running worker cannot add a queue, because its shared memory, locks and connections are those of the "
-            f"queues with which it was started: restart it with {queue!r:.200} in -Q, too, or start another worker"
+        if not isinstance(queue, str):
+            raise OrderError(f"queue must be the name of a queue, not {queue!r:.50}")
+        check_queue_name(queue)
+        self._check_running()
+        keys = self._app._broker.keys
+        for other in self._queues:
+            if keys(other).base == keys(queue).base:
+                raise OrderError(f"it has this queue under the name {other!r}: use that")
+        similar = did_you_mean(queue, {*self._queues, *self._app.tasks.queues} - {queue})
+        is_known = self._add_queue(queue)
+        count = self._pool.replace()
+        return (
+            f"it consumes {queue}, too: {count} {'child is' if count == 1 else 'children are'} being replaced, and "
+            "running jobs continue" + ("" if is_known else f"; no client has used this queue before{similar}")
         )
 
     # ---- parts ----

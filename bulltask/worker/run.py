@@ -24,7 +24,14 @@ from bulltask.config.process import anonymous_file, life_line, memory_kib, name_
 from bulltask.config.settings import CONFIG_VARIABLE, ENV_PREFIX, FILE_VARIABLES
 from bulltask.config.urls import redact_command
 from bulltask.jobs.clock import mono_ms
-from bulltask.jobs.errors import BrokerAuthError, BrokerConfigError, BrokerError, ScriptIntegrityError, did_you_mean
+from bulltask.jobs.errors import (
+    BrokerAuthError,
+    BrokerConfigError,
+    BrokerError,
+    ConfigError,
+    ScriptIntegrityError,
+    did_you_mean,
+)
 from bulltask.jobs.fields import KEEP_FAILED
 from bulltask.jobs.names import EVERY_QUEUE, bullmq_name, check_queue_name
 from bulltask.lua import loader
@@ -178,13 +185,18 @@ class StartupCheck:
             needed += CLUSTER
         check_permissions(self._client, self._keys[0], needed)
         self._check_connections(server)
+        self.check_queues(self._keys)
+
+    def check_queues(self, queues: Sequence[QueueKeys]) -> bool:
+        """Store the queues' metadata, and warn of what their other clients do; return False if all of them are new."""
         max_events = self._config.max_events
-        self._client.run_many(
-            [call for keys in self._keys for call in write_queue_meta(keys, PROTOCOL_VERSION, max_events)]
+        written = self._client.run_many(
+            [call for keys in queues for call in write_queue_meta(keys, PROTOCOL_VERSION, max_events)]
         )
-        self._check_hash_tags()
-        for keys, bullmq in zip(self._keys, read_queue_versions(self._client, self._keys), strict=True):
+        self._check_hash_tags(queues)
+        for keys, bullmq in zip(queues, read_queue_versions(self._client, queues), strict=True):
             self._check_other_versions(keys, bullmq)
+        return not all(written)
 
     def _check_connections(self, server: ServerSettings) -> None:
         """Raise ``BrokerConfigError`` if this worker's connections would shut other clients out."""
@@ -224,10 +236,10 @@ class StartupCheck:
             hint = f": {celery.reason}" if celery else did_you_mean(name, SETTINGS)
             self._logger.warning(f"An environment variable matches no setting and is ignored{hint}", variable=variable)
 
-    def _check_hash_tags(self) -> None:
+    def _check_hash_tags(self, queues: Sequence[QueueKeys]) -> None:
         """Warn about jobs in ``{emails}`` if this worker processes ``emails``, and vice versa: these are two queues."""
         tagged = self._config.queue_hash_tag
-        processed = [keys for keys in self._keys if "{" not in keys.queue]
+        processed = [keys for keys in queues if "{" not in keys.queue]
         others = [QueueKeys(keys.prefix, bullmq_name(keys.queue, hash_tag=not tagged)) for keys in processed]
         try:
             counts = count_unfinished_jobs(self._client, others)
@@ -298,7 +310,7 @@ def run_worker(
         check_queue_name(queue)
     process_spec = process_spec or ProcessSpec()
     app._load_tasks()
-    names = tuple(dict.fromkeys(queues)) or default_queues(app)
+    names = list(dict.fromkeys([*(queues or default_queues(app)), *process_spec.added_queues]))
     return _Assembly(app, names, app_spec, process_spec, until).run()
 
 
@@ -321,7 +333,7 @@ class _Assembly:
     def __init__(
         self,
         app: App,
-        queues: tuple[str, ...],
+        queues: list[str],
         app_spec: str | None,
         process_spec: ProcessSpec,
         until: StopConditions,
@@ -330,7 +342,9 @@ class _Assembly:
         self.entries = read_entries(app)
         self.until = until
         self.app = app
+        # Many parts have these two lists, which grow when a queue is added (_add_queue): its index never changes.
         self.queues = queues
+        self.queues_at_start = tuple(queues)
         self.app_spec = app_spec
         self.config = config
         self.worker_id = worker_id(config.worker_name)
@@ -357,7 +371,7 @@ class _Assembly:
         self.limits = CallLimits(self.broker.endpoint.primary, self.pulse.beat)
         self.client = self._client()
         self.named_connections = NamedConnections(self._client, self.broker, queues, self.worker_id, self.backoff)
-        self.info = WorkerInfo(self.worker_id, app, queues, config.concurrency)
+        self.info = WorkerInfo(self.worker_id, app, self.queues_at_start, config.concurrency)
         self.hook_process = HookProcess(self.info, self.bus, self._is_ready, self._close_inherited, self.logger)
         self.outbox_process = OutboxProcess(app, self._close_inherited, self.logger)
         self.guard = GuardProcess(self.worker_id, self.slots, self.slots_fd, self._close_inherited, self.logger)
@@ -380,13 +394,13 @@ class _Assembly:
         try:
             if self.exporter is not None:
                 self.exporter.start()  # so that metrics and probes do not wait for Redis
-            startup_check = StartupCheck(
+            self.startup_check = StartupCheck(
                 self.client, self.keys, self.config, self.logger, self.backoff, self._needed_connections()
             )
-            failure = startup_check.run(self._wait_for_redis, self._is_asked_to_stop)
-            self.redis_version = startup_check.version
+            failure = self.startup_check.run(self._wait_for_redis, self._is_asked_to_stop)
+            self.redis_version = self.startup_check.version
             if failure is None:
-                self._limit_named_connections(startup_check.max_clients)
+                self._limit_named_connections(self.startup_check.max_clients)
                 self.hook_process.start()
                 code, restart = self._supervise()
             else:
@@ -446,6 +460,10 @@ class _Assembly:
 
     def _restart(self) -> ExitCode:
         self.bus.emit(WorkerRestarting(redact_command(self.process_spec.command)))
+        if self.orders is not None:
+            before, cancelled = self.process_spec.added_queues, self.orders.cancelled
+            added = [*before, *self.queues[len(self.queues_at_start) :]]
+            self.process_spec.added_queues = [queue for queue in added if queue not in cancelled]
         try:
             self.process_spec.restart()
         except OSError as exc:
@@ -495,6 +513,10 @@ class _Assembly:
         bus.subscribe(ChildStarted, lambda _: self.pulse.beat())  # forking many children of a large app takes long
         rate_limit_check = RateLimitCheck(self.app, keys, self.worker_id, client, backoff, self.logger)
         autoscaler = self._autoscaler(pool)
+        incompatible_jobs = IncompatibleJobs(
+            keys, list(self.app.tasks), client, self.broker.clock, backoff, self.logger
+        )
+        parts = (self.named_connections, revocation_check, incompatible_jobs, rate_limit_check, report)
         self.orders = orders = Orders(
             self.app,
             self.queues,
@@ -505,6 +527,7 @@ class _Assembly:
             lambda: supervisor,
             next(iter(autoscaler), None),
             rate_limit_check.store_changed,
+            lambda queue: self._add_queue(queue, [part.add_queue for part in parts]),
         )
         services: list[Service] = [
             heartbeat,
@@ -518,21 +541,21 @@ class _Assembly:
             *([] if config.skip_stalled_check else [stalled_check]),
             *self.primary_check,
             beat,
-            IncompatibleJobs(keys, list(self.app.tasks), client, self.broker.clock, backoff, self.logger),
+            incompatible_jobs,
             rate_limit_check,
             queue_check,
-            report,
+            OrderCheck(keys[0], self.worker_id, has_requests, orders.execute, client, self.broker.clock, backoff, bus),
+            report,  # after the orders, so that it knows at once what they have changed
             *self._helpers(),
             IdleCheck(pool, config, lambda: backoff.is_active),
             HealthReport(self.pulse, lambda: self._vitals(pool)),
             *autoscaler,
-            OrderCheck(keys[0], self.worker_id, has_requests, orders.execute, client, self.broker.clock, backoff, bus),
             *self._stopping(pool, lambda reason: supervisor.finish(reason)),  # noqa: PLW0108 - defined below
         ]
         ticker = Ticker(services, backoff, bus)
         url = self.broker.endpoint.safe_url
         children, versions = config.threads or config.children, tuple(self._versions())
-        bus.emit(WorkerStarted(self.worker_id, self.app.name, self.queues, children, url, versions))
+        bus.emit(WorkerStarted(self.worker_id, self.app.name, self.queues_at_start, children, url, versions))
         supervisor = Supervisor(pool, ticker, recovery, self.process_spec, config, bus, self.limits)
         code = supervisor.run()
         self.limits.end_calls_in(SIGNAL_PATIENCE_MS)
@@ -541,6 +564,26 @@ class _Assembly:
         report.leave()
         self.end_by_ms = supervisor.end_by_ms
         return code, supervisor.restarting
+
+    def _add_queue(self, queue: str, add: Sequence[Callable[[QueueKeys], None]]) -> bool:
+        """Process another queue, too, once the children are replaced; return False if no client has used it yet.
+
+        A child is not told of the queue, but replaced: what it does for one queue differs from what it does for
+        several, and so do its connections. The supervisor continues, because if it restarted, it would interrupt jobs
+        that take longer than ``shutdown_timeout``, and forget all other orders.
+        """
+        keys = self.broker.keys(queue)
+        is_known = self.startup_check.check_queues([keys])
+        if self.memory is not None and not self.memory.add_queue(queue):
+            raise ConfigError("no more queues can be added: restart this worker with all of them in -Q")
+        self.queues.append(queue)
+        self.keys.append(keys)
+        for add_to_part in add:
+            add_to_part(keys)
+        self._limit_named_connections(self.startup_check.max_clients)
+        if self.exporter is not None:
+            self.exporter.renew()
+        return is_known
 
     def _vitals(self, pool: ChildPool) -> Vitals:
         return Vitals(
@@ -689,7 +732,8 @@ class _Assembly:
             app=self.app_spec,
             overrides=self.app.conf.overrides(),
             path=sys.path,
-            queues=list(self.queues),
+            queues=list(self.queues_at_start),
+            added=self.queues[len(self.queues_at_start) :],
             worker_id=self.worker_id,
             index=index,
             parent_pid=os.getpid(),

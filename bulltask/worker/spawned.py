@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -28,6 +29,7 @@ class SpawnSpec:
 
     Attributes:
         app, overrides: The value of ``-A``, and settings from the command line.
+        queues, added: The queues with which the worker was started, and those that were added later.
         slots_fd, children, per_child: The shared memory of the slots.
         parent_fd: The supervisor's :func:`bulltask.config.process.life_line`.
     """
@@ -44,6 +46,7 @@ class SpawnSpec:
     per_child: int
     metrics_fd: int | None
     parent_fd: int | None = None
+    added: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "overrides", wrap_secrets(self.overrides))
@@ -68,16 +71,18 @@ def main(spec_fd: int) -> None:
     app._load_tasks()
     logger = configure_logging(level=app._config.log_level, worker_id=spec.worker_id)
     slots = Slots(spec.children, spec.per_child, spec.slots_fd)
-    memory = None
+    memory, queues = None, [*spec.queues, *spec.added]
     if spec.metrics_fd is not None:
         memory = metrics_memory(app, spec.queues, spec.children, spec.metrics_fd)
+        for queue in spec.added:
+            memory.add_queue(queue)
 
     def bus(counts: MetricsBlock | None) -> tuple[Bus, LogListener]:
-        return child_bus(logger, counts, spec.queues, app)
+        return child_bus(logger, counts, queues, app)
 
     plan = ChildPlan(
         app=app,
-        queues=spec.queues,
+        queues=queues,
         worker_id=spec.worker_id,
         index=spec.index,
         block=slots.children[spec.index],

@@ -6,6 +6,7 @@ Begin with :class:`Supervisor` and :class:`Ticker`. Services that concern more t
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -37,7 +38,7 @@ from bulltask.observe.events import (
 )
 from bulltask.transport import discovery
 from bulltask.transport.broker import Broker
-from bulltask.transport.call import Call, SyncClient, command
+from bulltask.transport.call import Call, QueueKeys, SyncClient, command
 from bulltask.transport.endpoint import Endpoint, KnownPrimary
 from bulltask.transport.orders import has_requests
 from bulltask.worker.broker_backoff import ReconnectBackoff
@@ -208,18 +209,26 @@ class SignalQueue:
         return names
 
 
+_ADDED_QUEUES: Final = "_BULLTASK_ADDED_QUEUES"
+
+
 class ProcessSpec:
     """The command, directory and environment of a worker, recorded before any of the app's code runs.
 
     The app may change the directory and environment while it is being imported, but a restart needs the original ones.
     Also, a second ``HUP`` must not kill a worker that is importing the app after a restart: signals are recorded from
     the start, except those that stop the worker.
+
+    Attributes:
+        added_queues: Queues that were added to the running worker, which a restart passes on.
     """
 
     def __init__(self) -> None:
         self.signals = SignalQueue()
         self.signals.install_early()
         self._directory = _directory()
+        # Not an argument: the command line, which ps shows, stays the operator's. No program of the app inherits it.
+        self.added_queues: list[str] = json.loads(os.environ.pop(_ADDED_QUEUES, "[]"))
         self._environ = dict(os.environ)
         self.manager = ServiceManager(os.environ)
         self._terminals = [fd for fd in range(3) if os.isatty(fd)]
@@ -247,7 +256,8 @@ class ProcessSpec:
         sys.stderr.flush()
         if self._directory:
             os.chdir(self._directory)
-        os.execve(sys.executable, self.command, self._environ)  # noqa: S606 - this worker's command line
+        added = {_ADDED_QUEUES: json.dumps(self.added_queues)} if self.added_queues else {}
+        os.execve(sys.executable, self.command, self._environ | added)  # noqa: S606 - this worker's command line
 
 
 def _directory() -> str:
@@ -531,15 +541,16 @@ class NamedConnections:
         worker_id: str,
         backoff: ReconnectBackoff,
     ) -> None:
-        self._queue_count = len(queues)
-        queues = queues[:_MAX_CONNECTIONS]
-        self._clients = [connect(broker.keys(queue).client_name(worker_id)) for queue in queues]
+        self._connect = connect
+        self._broker = broker
+        self._worker_id = worker_id
         self._backoff = backoff
-        # In a cluster, a command with a key, so that only the node that has the queue shows the connection.
-        self._pings: list[Call[object]] = [
-            command("PING") if broker.topology is None else command("EXISTS", broker.keys(queue).probe)
-            for queue in queues
-        ]
+        self._queue_count = 0
+        self._most = _MAX_CONNECTIONS
+        self._clients: list[SyncClient] = []
+        self._pings: list[Call[object]] = []
+        for queue in queues:
+            self.add_queue(broker.keys(queue))
         keys = broker.keys(queues[0])
         self._write_probe: Call[object] = command("SET", keys.probe, "", "XX")
         self._look = has_requests(keys, worker_id)
@@ -547,11 +558,21 @@ class NamedConnections:
         self._next = 1
         self._all_used = False
 
+    def add_queue(self, keys: QueueKeys) -> None:
+        """Let another queue have a connection, too, if that is possible."""
+        self._queue_count += 1
+        if len(self._clients) < self._most:
+            self._clients.append(self._connect(keys.client_name(self._worker_id)))
+            # In a cluster, a command with a key, so that only the node that has the queue shows the connection.
+            is_single = self._broker.topology is None
+            self._pings.append(command("PING") if is_single else command("EXISTS", keys.probe))
+            self._all_used = False
+
     def limit(self, max_clients: int | None) -> int:
         """Limit the connections to a share of the server's clients; return how many queues have none."""
         if max_clients is not None:
-            share = max(1, max_clients // _SHARE_OF_CLIENTS)
-            del self._clients[share:], self._pings[share:]
+            self._most = min(_MAX_CONNECTIONS, max(1, max_clients // _SHARE_OF_CLIENTS))
+            del self._clients[self._most :], self._pings[self._most :]
         return self._queue_count - len(self._clients)
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:

@@ -22,6 +22,7 @@ from bulltask.errors import BrokerAuthError
 from bulltask.queue import control as orders_of_senders
 from bulltask.testing.worker import wait_until
 from bulltask.worker.slots import ExitCode
+from tests.process.test_worker_metrics import free_port, scrape
 from tests.support.command_output import json_of
 from tests.support.machine_load import scale_to_load
 from tests.support.worker import Worker
@@ -215,7 +216,6 @@ def test_a_queue_is_cancelled_and_consumed_again(harness: WorkerHarness, start: 
     assert json_of(run(harness, "workers", "--json"), "workers")["workers"][0]["cancelled"] == ["mail"]
     refused = run(harness, "control", "cancel", "default")
     assert "its only queue: pause the worker instead" in refused.stderr
-    assert "restart it with 'other' in -Q, too, or start another" in run(harness, "control", "consume", "other").stderr
     other = start(children=1, settings={"worker_name": "other"})
     consumed = run(harness, "control", "consume", "mail")
     assert (consumed.output, consumed.exit_code) == (f"{name}  it fetches jobs from mail again\n", 0)
@@ -224,6 +224,81 @@ def test_a_queue_is_cancelled_and_consumed_again(harness: WorkerHarness, start: 
     assert (refused.exit_code, "it does not consume the queue 'mail'" in refused.stderr) == (1, True)
     assert [job.get(timeout=60) for job in mails] == [None] * 3
     assert worker.stop() == ExitCode.OK
+
+
+def test_a_queue_is_added_while_a_job_runs_and_its_children_are_killed(
+    harness: WorkerHarness, start: Callable[..., Worker]
+) -> None:
+    port = free_port()
+    # Spawned children get what forked ones inherit.
+    settings = {"metrics_port": port, "worker_start_method": "spawn", "limiter": "50/s"}
+    worker, app = start(children=1, settings=settings), harness.app
+    name, ask = id_of(worker), app.inspect()
+    harness.wait_for_start(held := harness.hold())
+    early = app.send_task("quick", queue="late")
+    done = run(harness, "control", "add_consumer", "late")
+    assert done.output == (f"{name}  it consumes late, too: 1 child is being replaced, and running jobs continue\n")
+    assert (early.get(timeout=60), held.state) == (None, "active")
+    assert [queue["name"] for queue in (ask.active_queues() or {})[name]] == ["default", "late"]
+    assert json_of(run(harness, "workers", "--json"), "workers")["workers"][0]["queues"] == ["default", "late"]
+    [state] = app.queue("late").get_worker_states().values()
+    assert state
+    assert state.limiter == {queue: {"max": 50, "duration_ms": 1000} for queue in ("default", "late")}
+    assert app.queue("late").get_workers_count() == 1, "as Node.js sees it"
+    # A child dies in the middle of a job of the new queue: the job runs again, and is counted once.
+    crashed = harness.hold("late", queue="late")
+    os.kill(int(harness.wait_for_start(crashed)["pid"]), signal.SIGKILL)
+    harness.wait_for_start(crashed, count=2)
+    harness.open_gate("late")
+    assert crashed.get(timeout=60) == "late"
+    harness.open_gate()
+    assert (held.get(timeout=60), harness.start_count(held)) == ("gate", 1)
+    figures = scrape(port)
+    for labels, jobs in {("late", "quick"): 1, ("late", "hold"): 1, ("default", "hold"): 1}.items():
+        assert figures["bulltask_attempts_total", frozenset({*labels, "completed"})] == jobs
+    assert worker.stop() == ExitCode.OK
+
+
+def test_an_added_queue_outlives_a_reload_unless_it_was_cancelled(
+    harness: WorkerHarness, start: Callable[..., Worker]
+) -> None:
+    worker, control = start(children=1, options=["-Q", "default"]), harness.app.control
+    for order in (control.add_consumer, control.cancel_consumer):
+        order("gone", reply=True)
+    control.add_consumer("late", reply=True)
+    worker.send(signal.SIGHUP)
+    assert worker.wait_for_line("Worker started", count=2)[1]["queues"] == ["default", "late"]
+    assert harness.app.send_task("quick", queue="late").get(timeout=60) is None
+    assert worker.stop() == ExitCode.OK
+
+
+def test_what_a_worker_cannot_add_is_refused_and_a_new_name_is_pointed_out(
+    harness: WorkerHarness, start: Callable[..., Worker]
+) -> None:
+    worker, other = start(children=1, options=["-Q", "mail"]), start(children=1)
+    name, control = id_of(worker), harness.app.control
+    harness.app.control.rate_limit("limited", "5/h", name)
+
+    def add(queue: object, to: str | None = name) -> dict[str, Any]:
+        return control.order("add_consumer", {"queue": queue}, destination=to).results()
+
+    assert add("a:b")[name]["error"].startswith("queue name 'a:b' contains a ':'")
+    assert add(["x"])[name]["error"] == "queue must be the name of a queue, not ['x']"
+    assert add("{mail}")[name]["error"] == "it has this queue under the name 'mail': use that"
+    assert add("mial")[name].endswith("no client has used this queue before; did you mean 'mail'?")
+    assert add("default")[name].endswith("running jobs continue")
+    assert add("default")[name] == "it consumes default already"
+    assert harness.app.send_task("limited").get(timeout=60) is None
+    harness.app.control.rate_limit("limited", "6/h", name)
+    # Without a destination, the order goes to the workers that have cancelled the queue, or else to all.
+    assert control.cancel_consumer("mail", reply=True) == [{name: {"ok": "it fetches no jobs from mail"}}]
+    wait_until(lambda: "mail (cancelled)" in run(harness, "workers").stdout, 60.0, "the worker's state")
+    assert add("mail", None) == {name: "it fetches jobs from mail again"}
+    wait_until(lambda: "(cancelled)" not in run(harness, "workers").stdout, 60.0, "the worker's state")
+    answers = add("mail", None)
+    assert (answers[name], "it consumes mail, too" in answers[id_of(other)]) == ("it consumes mail already", True)
+    assert [line["order"] for line in worker.warnings()] == ["add_consumer"] * 3
+    assert worker.stop() == other.stop() == ExitCode.OK
 
 
 def test_limits_of_tasks_and_the_log_level_are_changed(harness: WorkerHarness, start: Callable[..., Worker]) -> None:
@@ -400,11 +475,12 @@ def test_orders_can_be_given_on_a_cluster_in_asyncio_and_without_waiting(
         assert "quick" in (await app.ainspect().registered_tasks() or {})[name]
         for answer in (
             await app.acontrol.pool_restart(reply=True),
-            await app.acontrol.add_consumer("default", reply=True),
+            await app.acontrol.add_consumer("late", reply=True),
             await app.acontrol.pool_shrink(reply=True),
         ):
             assert answer is not None
             assert "error" not in answer[0][name]
+        assert await app.send_task("quick", queue="late").aget(timeout=60) is None
         await app.aclose()
 
     asyncio.run(orders())
@@ -432,11 +508,13 @@ def test_users_with_their_roles_suffice_for_orders(
     harness.wait_for_start(job := harness.hold())
     operator = harness.sender(urls["operator"])
     assert operator.control.pool_grow(reply=True) == [{id_of(worker): {"ok": "it has 2 children"}}]
+    [answer] = operator.control.add_consumer("late", reply=True) or []
+    assert ("No permissions to access a key" in str(answer)) == bool(queue), answer
     assert [running["name"] for running in (operator.inspect().active() or {})[id_of(worker)]] == ["hold"]
     with pytest.raises(BrokerAuthError, match="rpush"):
         harness.sender(urls["reader"]).control.pool_grow()
     harness.open_gate()
     assert job.get(timeout=60) == "gate"
-    assert worker.warnings() == []
+    assert [line["order"] for line in worker.warnings()] == ["add_consumer"] * bool(queue)
     assert worker.stop() == ExitCode.OK
     assert harness.app.inspect(timeout=0.1).ping() is None

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from bulltask import App
 from bulltask.cli.main import main
-from bulltask.errors import BulltaskError
+from bulltask.errors import BulltaskError, ConfigError, InvalidNameError
 from bulltask.queue.aio.control import AsyncControl, AsyncInspect
 from bulltask.queue.control import Answers, _matches
 from bulltask.queue.sync.control import Control, Inspect
@@ -55,6 +55,18 @@ def test_an_app_keeps_its_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (app.control is app.control, app.acontrol is app.acontrol) == (True, True)
     assert isinstance(app.ainspect(), AsyncInspect)
     assert "destination" in inspect.signature(app.inspect).parameters
+
+
+def test_what_routes_jobs_in_celery_but_not_in_redis_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(Control, "broadcast", lambda _, *args: given.append(args))
+    control = App("routes", "redis://h").control
+    control.add_consumer("mail", "mail", "direct", "mail", {}, ["web-1"])
+    assert given == [("add_consumer", {"queue": "mail"}, ["web-1"], False, 2)]
+    with pytest.raises(ConfigError, match=r"cannot use exchange, exchange_type, routing_key: Redis has no exchanges"):
+        control.add_consumer("mail", "media", "topic", "media.*")
+    with pytest.raises(InvalidNameError, match="contains a ':'"):
+        control.add_consumer("a:b")
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,23 @@ def test_the_outcomes_of_jobs_are_counted_by_queue() -> None:
     assert (sms.counts["completed"], sms.counts["retried"], sms.failed) == (0, 0, 1)
 
 
+def test_a_queue_that_is_added_is_counted_by_all_processes() -> None:
+    memory = MetricsMemory(["mail"], 2, ChildLimit, tasks=["t"], slots=1)
+    supervisor = memory.block(0)
+    assert memory.add_queue("sms")
+    memory.block(1).ended(0, "sms", "t", "completed", 10.0)
+    memory.block(1).ended(0, "mail", "t", "completed", 10.0)
+    supervisor.add("sms", "stalled")
+    sms = memory.totals()["sms"]
+    assert (sms.counts["completed"], sms.counts["stalled"], memory.queues) == (1, 1, ("mail", "sms"))
+    assert {names: totals.completed for names, totals in memory.task_totals().items()} == {
+        ("mail", "t"): 1,
+        ("sms", "t"): 1,
+    }
+    added = [f"q{number}" for number in range(200)]
+    assert len([name for name in added if memory.add_queue(name)]) == 99, "there is room for a hundred"
+
+
 class DyingCells:
     """The cells of a process that is killed after a number of writes."""
 

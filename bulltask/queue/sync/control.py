@@ -10,7 +10,16 @@ from bulltask.jobs.clock import Duration
 from bulltask.jobs.errors import warn_user
 from bulltask.jobs.names import Revocation
 from bulltask.queue.context import checked
-from bulltask.queue.control import POLL_S, Answers, ControlBase, Destination, InspectBase, JobIds, Replies
+from bulltask.queue.control import (
+    POLL_S,
+    Answers,
+    ControlBase,
+    Destination,
+    InspectBase,
+    JobIds,
+    Replies,
+    check_routing,
+)
 
 __all__ = ["Control", "Inspect"]
 
@@ -150,10 +159,37 @@ class Control(ControlBase):
         arguments = {"task_name": task_name, "soft": soft, "hard": hard}
         return self.broadcast("time_limit", arguments, destination, reply, timeout)
 
-    def add_consumer(
-        self, queue: str, destination: Destination = None, reply: bool = False, timeout: Duration = 2
+    def add_consumer(  # noqa: PLR0913, PLR0917 - Celery's arguments
+        self,
+        queue: str,
+        exchange: str | None = None,
+        exchange_type: str | None = None,
+        routing_key: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        destination: Destination = None,
+        reply: bool = False,
+        timeout: Duration = 2,
     ) -> Replies:
-        """Undo :meth:`cancel_consumer`. A queue with which a worker was not started needs another worker."""
+        """Let workers fetch jobs from another queue, too, or again after :meth:`cancel_consumer`.
+
+        For another queue, a worker replaces its children, and running jobs continue. Without a destination, the order
+        goes to the workers that have cancelled the queue; if there are none, to all.
+
+        Args:
+            queue: The queue's name.
+            exchange: For code written for Celery: only the name of the queue, as in Celery's default.
+            exchange_type: For code written for Celery: only ``direct``.
+            routing_key: For code written for Celery: only the name of the queue.
+            options: For code written for Celery: only empty.
+            destination: See the class.
+            reply: See the class.
+            timeout: See the class.
+
+        Raises:
+            ConfigError: Jobs would be routed by an exchange, which Redis does not have.
+            InvalidNameError: The queue's name is invalid.
+        """
+        check_routing(queue, exchange, exchange_type, routing_key, options)
         return self.broadcast("add_consumer", {"queue": queue}, destination, reply, timeout)
 
     def cancel_consumer(
