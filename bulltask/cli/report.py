@@ -181,10 +181,11 @@ def _schedules(app: App, names: list[str]) -> list[dict[str, Any]]:
             "id": item.id,
             "task": item.name,
             "rule": item.pattern or f"{item.every_ms} ms",
-            "next": stamp(time_of(item.next_ms)),
+            "next": stamp(time_of(item.next_ms)) if item.paused_ms is None else "paused",
         }
         for name in names
-        for item in app.queue(name).schedulers.list(0, _MAX_SCHEDULES - 1, asc=True)
+        for schedulers in [app.queue(name).schedulers]
+        for item in [*schedulers.list(0, _MAX_SCHEDULES - 1, asc=True), *schedulers.list_paused()[:_MAX_SCHEDULES]]
     ]
 
 

@@ -1,7 +1,4 @@
-"""``bulltask schedule``: list, add, run and remove job schedulers.
-
-There is no ``pause``: BullMQ has no paused schedulers, and workers of Node.js would restore a missing next iteration.
-"""
+"""``bulltask schedule``: list, add, pause, run and remove job schedulers."""
 
 from __future__ import annotations
 
@@ -38,6 +35,7 @@ from bulltask.cli.terminal import (
 from bulltask.jobs.schedules import Scheduler
 from bulltask.lake.formatting import pluralize
 from bulltask.queue import Queue
+from bulltask.queue.control import this_user
 from bulltask.queue.search import JobFilter, JobSearch, LastRun, Match, last_runs
 
 __all__ = ["schedule"]
@@ -45,16 +43,12 @@ __all__ = ["schedule"]
 _MAX_LISTED: Final = 1_000
 _MAX_LAST: Final = 5
 _SEARCHED: Final = 1_000
-
-_HINTS: Final = {
-    "pause": "BullMQ has no paused schedules; 'bulltask schedule remove' removes one, 'bulltask schedule add' adds it",
-    "resume": "BullMQ has no paused schedules; 'bulltask schedule add' adds one",
-}
+_UNKNOWN: Final = "unknown: the schedule does not exist"
 
 
-@click.group("schedule", cls=HintGroup, hints=_HINTS, short_help="List, add, run and remove schedules.")
+@click.group("schedule", cls=HintGroup, short_help="List, add, pause, run and remove schedules.")
 def schedule() -> None:
-    """List, add, run and remove schedules, which are BullMQ's job schedulers.
+    """List, add, pause, run and remove schedules, which are BullMQ's job schedulers.
 
     Workers add the schedules in the setting beat_schedule again when they start.
     """
@@ -64,7 +58,7 @@ def schedule() -> None:
 @queues_option
 @operator_options
 def list_command(ctx: click.Context, /, *, queues: str | None, **options: Any) -> None:
-    """List the schedules of queues, up to 1,000 of each queue.
+    """List the schedules of queues, the paused ones last, up to 1,000 of each kind and queue.
 
     'last' is when the last job finished, or when it started if it runs, or was removed, and 'state' its state. '-' is
     not known, or there was none.
@@ -74,13 +68,15 @@ def list_command(ctx: click.Context, /, *, queues: str | None, **options: Any) -
     with closing(load_app_or_broker(ctx, options)) as app:
         found = [app.queue(name) for name in chosen_queues(app, queues)]
         rows: list[tuple[str, Scheduler, LastRun | None]] = []
+        total = 0
         for queue in found:
-            items = queue.schedulers.list(0, _MAX_LISTED - 1, asc=True)
+            paused = queue.schedulers.list_paused()
+            items = [*queue.schedulers.list(0, _MAX_LISTED - 1, asc=True), *paused[:_MAX_LISTED]]
+            total += queue.schedulers.count() + len(paused)
             runs = queue.context.run(last_runs(queue.context, items)) if items else []
             rows += [(queue.name, *row) for row in zip(items, runs, strict=True)]
-        total = sum(queue.schedulers.count() for queue in found)
         declared = {*(app._config.beat_schedule or ()), *app._periodic_tasks} if queues is None else set[str]()
-    rows.sort(key=lambda row: row[1].next_ms)
+    rows.sort(key=lambda row: (row[1].paused_ms is not None, row[1].next_ms))
     if options["as_json"]:
         print_json({"schedules": [{**_to_json(queue, item), "last": _last_json(last)} for queue, item, last in rows]})
         return
@@ -126,7 +122,7 @@ def show(ctx: click.Context, /, *, queue: str, scheduler_id: str, **options: Any
     fields = {
         "rule": _rule(item),
         "task": item.name,
-        "next": "-" if next_at is None else f"{stamp(next_at)} ({ago(next_at, now)})",
+        "next": _paused(item) or ("-" if next_at is None else f"{stamp(next_at)} ({ago(next_at, now)})"),
         "start": item.start_ms and stamp(time_of(item.start_ms)),
         "end": item.end_ms and stamp(time_of(item.end_ms)),
         "limit": item.limit,
@@ -159,7 +155,7 @@ def show(ctx: click.Context, /, *, queue: str, scheduler_id: str, **options: Any
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Maximum number of jobs.")
 @operator_options
 def add(ctx: click.Context, /, *, queue: str, scheduler_id: str, **options: Any) -> None:
-    """Create the schedule ID in QUEUE, or update it.
+    """Create the schedule ID in QUEUE, or update it; a paused one stays paused.
 
     Exit codes: 0 (done), 1 (an error), 2 (invalid usage), 3 (nothing was added, because no time matches).
     """
@@ -176,9 +172,41 @@ def add(ctx: click.Context, /, *, queue: str, scheduler_id: str, **options: Any)
     elif item is None:
         echo(f"{in_one_line(scheduler_id)}  not added: there is no further time", err=True)
     else:
-        next_at = time_of(item.next_ms)
-        echo(f"{in_one_line(item.id)}  added: {in_one_line(_rule(item))}, next {stamp(next_at)}")
+        echo(f"{in_one_line(item.id)}  added: {in_one_line(_rule(item))}, {_next(item)}")
     ctx.exit(ExitCode.PENDING if item is None else ExitCode.DONE)
+
+
+@schedule.command("pause", short_help="Let schedules add no more jobs.")
+@click.argument("queue", metavar="QUEUE")
+@click.argument("scheduler_ids", metavar="ID...", nargs=-1, required=True)
+@click.option("--by", help="Who pauses them, for 'bulltask schedule list' (default: you and this host).")
+@operator_options
+def pause(ctx: click.Context, /, *, queue: str, scheduler_ids: tuple[str, ...], by: str | None, **options: Any) -> None:
+    """Let the schedules ID of QUEUE add no jobs until they are resumed; jobs that are waiting or running stay.
+
+    BullMQ has no pause: Node.js does not see the schedules meanwhile.
+
+    Exit codes: 0 (done), 1 (an error), 4 (there is no such schedule).
+    """
+    with closing(load_app_or_broker(ctx, options)) as app:
+        found = existing_queue(app, queue)
+        items = {name: found.schedulers.pause(name, by=by or this_user()) for name in scheduler_ids}
+    _report(ctx, items, options)
+
+
+@schedule.command("resume", short_help="Let paused schedules add jobs again.")
+@click.argument("queue", metavar="QUEUE")
+@click.argument("scheduler_ids", metavar="ID...", nargs=-1, required=True)
+@operator_options
+def resume(ctx: click.Context, /, *, queue: str, scheduler_ids: tuple[str, ...], **options: Any) -> None:
+    """Let the schedules ID of QUEUE add jobs again, at their next regular times; the times missed are skipped.
+
+    Exit codes: 0 (done), 1 (an error), 4 (there is no such schedule).
+    """
+    with closing(load_app_or_broker(ctx, options)) as app:
+        found = existing_queue(app, queue)
+        items = {name: found.schedulers.resume(name) for name in scheduler_ids}
+    _report(ctx, items, options)
 
 
 @schedule.command("run", short_help="Run a schedule's task now, too.")
@@ -219,8 +247,19 @@ def remove(ctx: click.Context, /, *, queue: str, scheduler_ids: tuple[str, ...],
         print_json({"schedules": [{"id": name, "removed": was_there} for name, was_there in removed.items()]})
     else:
         for name, was_there in removed.items():
-            echo(f"{in_one_line(name)}  {'removed' if was_there else 'unknown: the schedule does not exist'}")
+            echo(f"{in_one_line(name)}  {'removed' if was_there else _UNKNOWN}")
     ctx.exit(ExitCode.DONE if all(removed.values()) else ExitCode.NOT_FOUND)
+
+
+def _report(ctx: click.Context, items: dict[str, Scheduler | None], options: dict[str, Any]) -> None:
+    """Print schedules that were paused or resumed."""
+    if options["as_json"]:
+        print_json({"schedules": [_pause_json(name, item) for name, item in items.items()]})
+    else:
+        for name, item in items.items():
+            done = "" if item is None or item.paused_ms is not None else "resumed, "
+            echo(f"{in_one_line(name)}  {_UNKNOWN if item is None else done + _next(item)}")
+    ctx.exit(ExitCode.NOT_FOUND if None in items.values() else ExitCode.DONE)
 
 
 def _missing(queue: Queue, scheduler_id: str) -> NotFoundError:
@@ -243,15 +282,40 @@ def _rule(item: Scheduler) -> str:
     return f"{item.pattern}{f' ({item.tz})' if item.tz else ''}"
 
 
+def _paused(item: Scheduler) -> str:
+    """Say since when and by whom a schedule is paused; ``""`` if it is not."""
+    if item.paused_ms is None:
+        return ""
+    return in_one_line(f"paused since {stamp(time_of(item.paused_ms))} by {item.paused_by}")
+
+
+def _next(item: Scheduler) -> str:
+    return _paused(item) or f"next {stamp(time_of(item.next_ms))}"
+
+
 def _row(queue: str, item: Scheduler, last: LastRun | None, now: datetime) -> tuple[str, ...]:
     times = time_of(last and last.at_ms), time_of(item.next_ms)
     last_at, next_at = ("-" if moment is None else ago(moment, now) for moment in times)
     texts = map(in_one_line, (queue, item.id, item.name, _rule(item)))
-    return (*texts, last_at, "-" if last is None else last.state, next_at, f"{item.iterations:,}")
+    return (*texts, last_at, "-" if last is None else last.state, _paused(item) or next_at, f"{item.iterations:,}")
 
 
 def _last_json(last: LastRun | None) -> dict[str, Any] | None:
     return None if last is None else {"at": iso(last.at_ms), "id": last.id or None, "state": last.state}
+
+
+def _pause(item: Scheduler) -> dict[str, Any]:
+    return {
+        "next_at": iso(item.next_ms) if item.paused_ms is None else None,
+        "paused": item.paused_ms is not None,
+        "paused_by": item.paused_by,
+        "paused_at": iso(item.paused_ms),
+    }
+
+
+def _pause_json(scheduler_id: str, item: Scheduler | None) -> dict[str, Any]:
+    nothing = {"next_at": None, "paused": None, "paused_by": None, "paused_at": None}
+    return {"id": scheduler_id, "found": item is not None, **(nothing if item is None else _pause(item))}
 
 
 def _to_json(queue: str, item: Scheduler) -> dict[str, Any]:
@@ -262,7 +326,7 @@ def _to_json(queue: str, item: Scheduler) -> dict[str, Any]:
         "every": None if item.every_ms is None else item.every_ms / 1000,
         "cron": item.pattern,
         "tz": item.tz,
-        "next_at": iso(item.next_ms),
+        **_pause(item),
         "start_at": iso(item.start_ms),
         "end_at": iso(item.end_ms),
         "limit": item.limit,

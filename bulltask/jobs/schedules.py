@@ -379,6 +379,9 @@ class Scheduler:
         every_ms, pattern, tz, start_ms, end_ms, limit, offset_ms: Its schedule, see :class:`Repeat`.
         data: Data of its jobs.
         opts: Options of its jobs under BullMQ's stored names.
+        paused_ms: Since when it is paused: it adds no jobs, and ``next_ms`` is the time of the next one that it would
+            have added. ``None`` if it is not paused.
+        paused_by: Who has paused it.
     """
 
     id: str
@@ -394,6 +397,8 @@ class Scheduler:
     offset_ms: int | None
     data: Any
     opts: Mapping[str, Any]
+    paused_ms: int | None = None
+    paused_by: str | None = None
 
     @property
     def next_job_id(self) -> str:
@@ -432,6 +437,8 @@ class Scheduler:
             offset_ms=int_field(raw, b"offset"),
             data=json_field(raw, b"data") if b"data" in raw else {},  # the script leaves {} out
             opts=mapping_field(raw, b"opts") or {},
+            paused_ms=int_field(raw, b"pausedAt"),
+            paused_by=text_field(raw, b"pausedBy"),
         )
 
 

@@ -18,7 +18,9 @@ __all__ = [
     "delay_incompatible",
     "fetching",
     "outcome_scripts",
+    "pause_scheduler",
     "release_unstarted",
+    "resume_scheduler",
     "retry_failed",
     "with_delay",
     "with_errbacks",
@@ -81,9 +83,21 @@ def outcome_scripts() -> Mapping[str, Script]:
 
 
 @cache
+def pause_scheduler() -> Script:
+    """Return ``pauseScheduler`` with ``removeJobScheduler``, which it calls as ``remove(KEYS, ARGV)``."""
+    return _combine(bulltask_script("pauseScheduler"), official_script("removeJobScheduler"), b"remove")
+
+
+@cache
 def release_unstarted() -> Script:
     """Return ``releaseUnstarted`` with ``moveJobFromActiveToWait``, which it calls as ``release(KEYS, ARGV)``."""
     return _combine(bulltask_script("releaseUnstarted"), official_script("moveJobFromActiveToWait"), b"release")
+
+
+@cache
+def resume_scheduler() -> Script:
+    """Return ``resumeScheduler`` with ``addJobScheduler``, which it calls as ``add(KEYS, ARGV)``."""
+    return _combine(bulltask_script("resumeScheduler"), official_script("addJobScheduler"), b"add")
 
 
 @cache

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import socket
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -51,6 +52,7 @@ from bulltask.transport.operation import (
     together,
 )
 from bulltask.transport.permissions import permitted
+from bulltask.transport.scripts.queue import Pause
 
 __all__ = [
     "AddOptions",
@@ -388,6 +390,10 @@ class QueueContext:
     def now_ms(self) -> int:
         """Return the server's time. It is known after connecting, so it is always known within an operation."""
         return self.broker.clock.now_ms()
+
+    def new_pause(self, by: str) -> Pause:
+        """Return the note of a pause that begins now; ``by`` is who pauses (``""``: the app and this host)."""
+        return Pause(by or self.broker.config.sender or socket.gethostname(), self.now_ms())
 
     def build(self, name: str, data: Any, options: Mapping[str, Any]) -> NewJob:
         """Check a job's name, data and options, add the default options, and return the job as it will be sent."""

@@ -5,7 +5,6 @@ A read or a change of many jobs is split into several calls, so that no call blo
 
 from __future__ import annotations
 
-import socket
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +20,7 @@ from bulltask.jobs.job import NewJob
 from bulltask.jobs.stored_job import StoredJob
 from bulltask.queue.context import QueueContext, check_positive
 from bulltask.registry.results import AsyncResult
-from bulltask.transport.call import command, text
+from bulltask.transport.call import command, text, texts
 from bulltask.transport.operation import Operation, execute
 from bulltask.transport.scripts import flow as flow_scripts
 from bulltask.transport.scripts import queue as scripts
@@ -528,8 +527,7 @@ _RETRIABLE: Final = ("failed", "completed")
 
 def set_paused(context: QueueContext, *, paused: bool, by: str = "") -> Operation[None]:
     """Pause or resume a queue, after merging its lists ``wait`` and ``paused`` into one."""
-    note = scripts.Pause(by or context.broker.config.sender or socket.gethostname(), context.now_ms())
-    while (yield from execute(scripts.set_paused(context.keys, paused=paused, note=note))):
+    while (yield from execute(scripts.set_paused(context.keys, paused=paused, note=context.new_pause(by)))):
         pass
 
 
@@ -575,6 +573,11 @@ def obliterate(context: QueueContext, count: int, *, force: bool) -> Operation[N
         yield from execute(command("UNLINK", context.keys.stalled))
     keys = context.keys  # bulltask's other keys of the queue expire
     yield from execute(command("UNLINK", keys.revoked, keys.lock_expiries, keys.marked_stalled, keys.pause_note))
+    while paused := (
+        yield from execute(command("ZRANGE", keys.paused_schedulers, 0, _PER_CALL - 1, parse_reply=texts))
+    ):
+        yield from execute(command("UNLINK", *map(keys.paused_scheduler, paused)))
+        yield from execute(command("ZREM", keys.paused_schedulers, *paused))
     with suppress(BrokerError):  # the user may not, or that node of the cluster is down: it is listed a while longer
         yield from execute(forget_queues(keys.prefix, [keys.name]))
 

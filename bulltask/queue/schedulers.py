@@ -22,6 +22,7 @@ from bulltask.queue.context import AddOptions, QueueContext
 from bulltask.transport.call import Call, QueueKeys, command
 from bulltask.transport.operation import Operation, execute
 from bulltask.transport.produce import PROTOCOL_VERSION
+from bulltask.transport.scripts import queue as scripts
 from bulltask.transport.scripts.add import RepeatedJob, add_repeated_job, write_queue_meta
 from bulltask.transport.scripts.queue import (
     Iteration,
@@ -30,9 +31,12 @@ from bulltask.transport.scripts.queue import (
     get_job_scheduler,
     list_schedulers,
     read_iteration,
+    read_paused_scheduler,
     read_repeatable,
+    read_run_state,
     read_scheduler,
     read_stored_scheduler,
+    remove_job_scheduler,
     remove_repeatable,
     scan_schedulers,
     update_job_scheduler,
@@ -45,13 +49,18 @@ __all__ = [
     "SchedulersBase",
     "add_next_iteration",
     "all_rows",
+    "find_scheduler",
     "list_all_schedulers",
+    "list_paused",
     "list_repeatables",
+    "pause_scheduler",
     "put",
     "remove",
     "remove_by_key",
+    "remove_scheduler",
     "repeatable_key",
     "restore_iterations",
+    "resume_scheduler",
     "run_now",
     "scheduling_retry_delay_ms",
 ]
@@ -72,8 +81,8 @@ def put(
 ) -> Operation[str | None]:
     """Create or update a scheduler and return its next job's id, ``None`` if its rule allows no further iteration.
 
-    A pattern needs a time zone. ``job`` is the template: name, data and options of its jobs; ``bulltask_options`` are
-    further options for it that only bulltask reads.
+    A paused one stays paused: the result is ``"paused"``. A pattern needs a time zone. ``job`` is the template: name,
+    data and options of its jobs; ``bulltask_options`` are further options for it that only bulltask reads.
     """
     rule = _from_first_time(rule, now_ms)
     first_ms = _first_ms(rule, now_ms)
@@ -93,6 +102,7 @@ def put(
 def run_now(keys: QueueKeys, scheduler_id: str, now_ms: int) -> Operation[StoredJob | None]:
     """Add a job with a scheduler's name, data and options, beside its iterations; ``None`` without the scheduler."""
     stored = yield from execute(read_stored_scheduler(keys, scheduler_id, 0))
+    stored = stored or (yield from execute(read_paused_scheduler(keys, scheduler_id)))
     if stored is None:
         return None
     scheduler, job_id = stored.scheduler, new_job_id()
@@ -118,14 +128,84 @@ def list_all_schedulers(keys: QueueKeys, start: int, end: int, *, asc: bool) -> 
     return schedulers
 
 
-def all_rows(keys: QueueKeys) -> Operation[list[tuple[str, int]]]:
+def all_rows(keys: QueueKeys, *, paused: bool = False) -> Operation[list[tuple[str, int]]]:
     """Read the ids of all schedulers, ordered by the times of their next iterations, about a thousand per call."""
     rows, cursor = dict[str, int](), ""
     while cursor != "0":
-        cursor, page = yield from execute(scan_schedulers(keys, cursor or "0"))
+        cursor, page = yield from execute(scan_schedulers(keys, cursor or "0", paused=paused))
         rows.update(page)
     # Redis, too, orders those with the same time by their bytes.
     return sorted(rows.items(), key=lambda row: (row[1], row[0].encode("utf-8", "surrogateescape")))
+
+
+# BullMQ has no paused schedulers. bulltask moves a paused one to keys of its own, so that no client adds jobs for it
+# (``pauseScheduler.lua``). If a client that does not know of this adds the scheduler again, it is no longer paused.
+
+
+def find_scheduler(keys: QueueKeys, scheduler_id: str) -> Operation[Scheduler | None]:
+    """Read a scheduler, paused or not."""
+    # The third call finds one that was resumed between the first and the second.
+    found = yield [get_job_scheduler(keys, scheduler_id, paused=paused) for paused in (False, True, False)]
+    return next((scheduler for scheduler in found if scheduler is not None), None)
+
+
+def remove_scheduler(keys: QueueKeys, scheduler_id: str) -> Operation[bool]:
+    """Remove a scheduler, paused or not, and its next iteration if delayed; false if it does not exist."""
+    return any((yield [remove_job_scheduler(keys, scheduler_id, paused=paused) for paused in (False, True, False)]))
+
+
+def list_paused(keys: QueueKeys) -> Operation[list[Scheduler]]:
+    """Read the paused schedulers, a thousand per round trip."""
+    rows, found = (yield from all_rows(keys, paused=True)), list[Scheduler]()
+    for first in range(0, len(rows), _PER_ROUND_TRIP):
+        page = rows[first : first + _PER_ROUND_TRIP]
+        read = yield [read_scheduler(keys, *row, paused=True) for row in page]
+        again = yield [command("ZSCORE", keys.repeat, scheduler_id) for scheduler_id, _ in page]
+        found += [
+            scheduler
+            for scheduler, score in zip(read, again, strict=True)
+            if scheduler.paused_ms is not None and score is None
+        ]
+    return found
+
+
+def pause_scheduler(context: QueueContext, scheduler_id: str, by: str) -> Operation[Scheduler | None]:
+    """Pause a scheduler and return it; ``None`` if it does not exist."""
+    reply = yield from execute(scripts.pause_scheduler(context.keys, scheduler_id, context.new_pause(by)))
+    if reply < 0:
+        raise ConfigError(
+            f"{scheduler_id!r:.200} of queue {context.queue!r} is a repeatable job of BullMQ before 5.16, which cannot "
+            "be paused; remove it with queue.repeatables, and add a job scheduler"
+        )
+    return (yield from find_scheduler(context.keys, scheduler_id)) if reply else None
+
+
+def resume_scheduler(keys: QueueKeys, scheduler_id: str, now_ms: int, zone: tzinfo) -> Operation[Scheduler | None]:
+    """Resume a scheduler and return it, also if it was not paused; ``None`` if it does not exist.
+
+    Its next iteration is the next one of its times, also if some were missed. ``zone`` is for a pattern without a time
+    zone.
+    """
+    while (stored := (yield from execute(read_paused_scheduler(keys, scheduler_id)))) is not None:
+        state = yield from execute(read_run_state(keys, stored.scheduler.next_job_id))
+        iteration = None if state == "waiting" else _iteration_after_pause(stored, state, now_ms, zone)
+        if (yield from execute(scripts.resume_scheduler(keys, stored, state, iteration, now_ms))):
+            break
+    return (yield from find_scheduler(keys, scheduler_id))
+
+
+def _iteration_after_pause(stored: StoredScheduler, state: str, now_ms: int, zone: tzinfo) -> Iteration | None:
+    """Return the iteration that a paused scheduler continues with, ``None`` if it is over."""
+    old = stored.scheduler
+    rule = replace(old.rule, count=old.iterations - stored.removed)  # the removed one has not run
+    after_ms = max(now_ms, old.next_ms) if state else now_ms
+    if rule.is_over(after_ms):
+        return None
+    next_ms = None if rule.pattern is None else rule.next_ms(after_ms, zone)
+    if next_ms is None and rule.pattern is not None:
+        return None
+    wire = {**rule.to_wire(), "count": rule.count + 1}
+    return Iteration(next_ms, stored.data, iteration_options(old.opts, wire, old.id, next_ms, now_ms))
 
 
 def _first_ms(rule: Repeat, now_ms: int) -> int | None:
@@ -162,7 +242,7 @@ class SchedulersBase:
         yield write_queue_meta(keys, PROTOCOL_VERSION, self._context.broker.config.max_events)
         if (yield from put(keys, scheduler_id, rule, job, {}, now_ms)) is None:
             return None
-        return (yield from execute(get_job_scheduler(keys, scheduler_id)))
+        return (yield from find_scheduler(keys, scheduler_id))
 
     def _rule(self, options: Rule) -> Repeat:
         rule = Repeat.of(**options)

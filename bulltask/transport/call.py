@@ -450,9 +450,9 @@ class QueueKeys:
     __slots__ = tuple(
         (
             "active base bulltask_base completed delayed events failed id incompatible limiter lock_expiries "
-            "marked_stalled marker meta metrics_completed metrics_failed name pause_note paused pc prefix prioritized "
-            "probe queue repeat replicated revoked schedulers_checked stalled stalled_check temporary wait "
-            "waiting_children workers"
+            "marked_stalled marker meta metrics_completed metrics_failed name pause_note paused paused_schedulers pc "
+            "prefix prioritized probe queue repeat replicated revoked schedulers_checked stalled stalled_check "
+            "temporary wait waiting_children workers"
         ).split()
     )
 
@@ -491,6 +491,7 @@ class QueueKeys:
         self.schedulers_checked = f"{self.bulltask_base}schedulers-checked"  # exists until the next check is due
         self.marked_stalled = f"{self.bulltask_base}marked-stalled"
         self.pause_note = f"{self.bulltask_base}pause-note"  # who has paused the queue
+        self.paused_schedulers = f"{self.bulltask_base}paused-schedulers"  # ids, by the next time that each had
         self.workers = f"{self.bulltask_base}workers"  # ids of workers, by when their states expire
         # These exist only while a script runs.
         self.temporary = tuple(f"{self.bulltask_base}temporary{number}" for number in range(3))
@@ -526,6 +527,10 @@ class QueueKeys:
     def scheduler(self, scheduler_id: str) -> str:
         """A job scheduler: its rule and its template."""
         return f"{self.repeat}:{scheduler_id}"
+
+    def paused_scheduler(self, scheduler_id: str) -> str:
+        """A job scheduler that bulltask has paused: the same fields, and those of the pause (bulltask's own hash)."""
+        return f"{self.paused_schedulers}:{scheduler_id}"
 
     def deduplication(self, dedup_id: str) -> str:
         """The id of the job that owns a deduplication id."""

@@ -71,7 +71,8 @@ _MANAGER: Final = "hlen ltrim srem type xadd xtrim".split()
 
 _NOT_FOR_WORKERS: Final = frozenset(
     "cleanJobsInSet cleanPage convertBullJob getCounts getCountsPerPriority getDependencyCounts getRanges moveBullJob "
-    "pageAfter paginate pause promote queueOverview resetAttempts setPaused lastIdOfRange".split()
+    "pageAfter paginate pause pauseScheduler promote queueOverview resetAttempts resumeScheduler setPaused "
+    "lastIdOfRange".split()
 )
 """Scripts of queues, readers and migrations. All other scripts are a worker's, so a new script needs no entry."""
 
@@ -84,8 +85,9 @@ _READERS: Final = frozenset(
     "getStateV2 isFinished isMaxed pageAfter paginate queueOverview".split()
 )
 _OPERATORS: Final = frozenset(
-    "addJobScheduler cleanJobsInSet cleanPage drain moveJobsToWait moveToFinished obliterate pause promote removeJob "
-    "removeJobScheduler reprocessJob resetAttempts retryChild retryFailed revoke setPaused".split()
+    "addJobScheduler cleanJobsInSet cleanPage drain moveJobsToWait moveToFinished obliterate pause pauseScheduler "
+    "pausedGuard promote removeJob removeJobScheduler reprocessJob resetAttempts resumeScheduler retryChild "
+    "retryFailed revoke setPaused".split()
 )
 """Scripts that commands of operators run, in addition to those of senders and readers. Redis cannot forbid
 ``obliterate`` to a user who may run the others, because it calls no other commands."""

@@ -29,7 +29,7 @@ from bulltask.jobs.job import NewJob
 from bulltask.jobs.names import check_scheduler_id
 from bulltask.jobs.payloads import PayloadCodec
 from bulltask.jobs.schedules import Repeat, crontab
-from bulltask.queue.schedulers import all_rows, put, restore_iterations
+from bulltask.queue.schedulers import all_rows, put, remove_scheduler, restore_iterations
 from bulltask.registry.call import check_args, check_kwargs
 from bulltask.registry.options import CallOptions
 from bulltask.registry.task import AnyTask
@@ -411,8 +411,9 @@ def owner_of(app: App, program: str) -> str:
 def reconcile(keys: QueueKeys, entries: Sequence[BeatEntry], owner: str, now_ms: int) -> Operation[Changes]:
     """Update the schedulers of one queue to match its entries, except those that belong to other apps."""
     changes = Changes()
-    rows = yield from all_rows(keys)
-    labels, next_ms = (yield from _read_labels(keys, rows)), dict(rows)
+    rows, paused = (yield from all_rows(keys)), (yield from all_rows(keys, paused=True))
+    labels, next_ms = (yield from _read_labels(keys, paused, paused=True)), dict(rows)
+    labels |= yield from _read_labels(keys, rows)
     abandoned = yield from _abandoned_owners(keys.prefix, owner, labels.values(), now_ms)
     for entry in entries:
         label = labels.get(entry.name)
@@ -427,7 +428,7 @@ def reconcile(keys: QueueKeys, entries: Sequence[BeatEntry], owner: str, now_ms:
         if scheduler_id in names:
             continue
         if label.owner == owner:
-            yield from execute(remove_job_scheduler(keys, scheduler_id))
+            yield from remove_scheduler(keys, scheduler_id)
             changes.removed.append(scheduler_id)
         elif label.owner in abandoned:
             changes.orphaned.append(scheduler_id)
@@ -456,12 +457,14 @@ def _is_stopped(rule: Repeat, next_ms: int, now_ms: int) -> bool:
     return following_ms is not None and next_ms > following_ms
 
 
-def _read_labels(keys: QueueKeys, rows: Sequence[tuple[str, int]]) -> Operation[dict[str, BeatLabel]]:
+def _read_labels(
+    keys: QueueKeys, rows: Sequence[tuple[str, int]], *, paused: bool = False
+) -> Operation[dict[str, BeatLabel]]:
     """Return the label of each of the queue's schedulers. Nothing else is read, because there may be many."""
     labels: dict[str, BeatLabel] = {}
     for first in range(0, len(rows), _PAGE):
         ids = [scheduler_id for scheduler_id, _ in rows[first : first + _PAGE]]
-        page = yield [read_label(keys, scheduler_id) for scheduler_id in ids]
+        page = yield [read_label(keys, scheduler_id, paused=paused) for scheduler_id in ids]
         labels.update(zip(ids, page, strict=True))
     return labels
 

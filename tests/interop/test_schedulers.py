@@ -114,6 +114,34 @@ def test_a_bulltask_worker_runs_a_repeatable_job_that_node_has_added(mail: Inter
     assert len(recorded_ids(file)) == 4
 
 
+@pytest.mark.parametrize("upsert_in", ["node", "bulltask"])
+def test_a_schedule_is_paused_and_resumed_while_node_runs_its_jobs(
+    mail: InteropQueue, tmp_path: Path, upsert_in: str
+) -> None:
+    file = str(tmp_path / "runs")
+    with mail.app.queue("mail") as queue:
+        if upsert_in == "node":
+            schedule(mail, "often", {"every": 100}, "record", {"file": file})
+        else:
+            queue.schedulers.upsert("often", name="record", every=0.1, data={"file": file})
+        mail.node_worker("record", {"file": file})
+        wait_until(lambda: len(moments(file, "often")) >= 2, 60, "two iterations")
+        assert queue.schedulers.pause("often") is not None
+        assert mail.call("getJobScheduler", "often") is None
+        wait_until(lambda: set(mail.counts()) == {"completed"}, 60, "the last iteration before the pause")
+        before = moments(file, "often")
+        resumed = queue.schedulers.resume("often")
+        assert resumed is not None
+        known = mail.call("getJobScheduler", "often")
+        assert known["template"]["data"] == {"file": file}
+        wait_until(lambda: len(moments(file, "often")) >= len(before) + 3, 60, "three iterations after the pause")
+        assert_regular(moments(file, "often"), 100)
+        queue.schedulers.pause("often")
+        schedule(mail, "often", {"every": 3_600_000}, "record", {"file": file})
+        assert [item.paused_ms for item in queue.schedulers.list()] == [None]
+        assert queue.schedulers.list_paused() == []
+
+
 # --- repeatable jobs of BullMQ before 5.10 ----------------------------------------------------------------------------
 
 

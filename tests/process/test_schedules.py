@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bulltask.lua import loader
+from bulltask.lua import wrappers
 from bulltask.queue.sync.schedulers import JobSchedulers
 from bulltask.testing.worker import RedisServer, wait_until
 from tests.support.streams import server_ms
@@ -105,6 +105,32 @@ def test_entries_run_when_a_worker_starts_and_stop_when_the_code_removes_them(
 
     harness.worker(NO_ENTRY).wait_for_line("Schedule updated", removed=["often"])
     assert {scheduler.id for scheduler in schedulers.list()} == {"manual"}
+
+
+def test_a_schedule_that_is_paused_while_its_job_runs_stays_paused_when_workers_start(
+    harness: WorkerHarness, schedulers: JobSchedulers
+) -> None:
+    source = """
+app.conf.beat_schedule = {
+    "held": {"task": "hold", "schedule": 0.1, "kwargs": {"gate": "gate"}},
+    "often": {"task": "quick", "schedule": 0.1},
+}
+"""
+    first = harness.worker(source, children=1)
+    wait_until(lambda: iterations(harness, "held") != [], 60, "the job that is held")
+    assert schedulers.pause("held") is not None
+    assert schedulers.pause("often") is not None
+    harness.open_gate(times=9)
+    queue = harness.app.queue("default")
+    wait_until(lambda: sum(queue.get_job_counts("waiting", "active", "delayed").values()) == 0, 60, "the last jobs")
+    kill(first)
+    second = harness.worker(source.replace("0.1", "0.2"), children=1)
+    second.wait_for_line("Schedule updated", changed=["held", "often"])
+    assert queue.schedulers.count() == 0
+    resumed_ms = server_ms(harness.redis)
+    assert schedulers.resume("often") is not None
+    assert_regular(wait_for_iterations(harness, "often", 2, after_ms=resumed_ms), 200)
+    assert max(iterations(harness, "held")) < resumed_ms
 
 
 def test_workers_that_start_concurrently_run_every_iteration_once(
@@ -207,9 +233,8 @@ def test_a_worker_warns_about_an_entry_with_an_unknown_task(harness: WorkerHarne
 
 def test_a_schedule_is_stored_again_after_an_error_reply(harness: WorkerHarness, schedulers: JobSchedulers) -> None:
     proxy = harness.proxy()
-    proxy.inject_error(
-        "READONLY You can't write against a read only replica.", match=loader.official_script("addJobScheduler").sha
-    )
+    stores = wrappers.with_guard("addJobScheduler", "pausedGuard")
+    proxy.inject_error("READONLY You can't write against a read only replica.", match=stores.sha)
     worker = harness.worker(ONE_ENTRY, via=proxy)
     worker.wait_for_line("Schedule updated", added=["often"])
     assert proxy.injected == 1

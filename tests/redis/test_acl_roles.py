@@ -441,6 +441,10 @@ OPERATIONS: Final = [
     "schedule add mail daily --every 1d",
     "schedule add mail weekly --cron 0_8_*_*_1",
     "schedule run mail hourly",
+    "schedule pause mail hourly",
+    "schedule add mail hourly --every 2h",
+    "schedule list",
+    "schedule resume mail hourly",
     "schedule remove mail hourly",
     "call send -Q mail",
     "result done",
@@ -501,6 +505,7 @@ def test_an_operator_of_a_prefix_may_run_every_command_there(user: MakeUser, bro
         ("queue pause mail", "xadd"),
         ("queue drain mail --yes", "del"),
         ("schedule remove mail hourly", "xadd"),
+        ("schedule pause mail hourly", "xadd"),
     ],
 )
 @pytest.mark.usefixtures("operated")

@@ -115,6 +115,25 @@ def test_an_interval_becomes_a_pattern_and_back(
     assert redis_client.zcard(KEYS.delayed) == 1
 
 
+@pytest.mark.every_topology
+def test_a_paused_beat_entry_stays_paused_until_it_is_resumed_or_deleted(
+    broker_url: str, schedulers: JobSchedulers, redis_client: redis.Redis
+) -> None:
+    reconcile_app(broker_url, {"a": HOURLY, "b": NIGHTLY, "c": HOURLY})
+    for name in "abc":
+        schedulers.pause(name)
+    assert reconcile_app(broker_url, {"a": HOURLY, "b": NIGHTLY, "c": HOURLY}) == Changes()
+    changed = {**HOURLY, "kwargs": {"n": 2}}
+    assert reconcile_app(broker_url, {"a": changed, "b": NIGHTLY}) == Changes(changed=["a"], removed=["c"])
+    assert {scheduler.id: scheduler.data for scheduler in schedulers.list_paused()} == {"a": {"n": 2}, "b": {}}
+    assert (schedulers.count(), redis_client.zcard(KEYS.delayed)) == (0, 0)
+    assert reconcile_app(broker_url, {"a": NIGHTLY}, name="other").foreign == ["a"]
+    resumed = schedulers.resume("a")
+    assert resumed is not None
+    assert resumed.data == {"n": 2}
+    assert reconcile_app(broker_url, {"a": changed, "b": NIGHTLY}) == Changes()
+
+
 def test_schedulers_of_other_origins_are_not_changed(broker_url: str, schedulers: JobSchedulers) -> None:
     schedulers.upsert("manual", every=3600, name="work")
     reconcile_app(broker_url, {"of-other": HOURLY}, name="other")

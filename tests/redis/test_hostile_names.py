@@ -47,6 +47,9 @@ def test_a_name_is_only_a_part_of_its_own_keys(broker_url: str, redis_client: re
         worker.run_jobs()
         assert sent.get() == name
         assert [scheduler.id for scheduler in queue.schedulers.list()] == [name]
+        assert queue.schedulers.pause(name, by=name).paused_by == name  # type: ignore[union-attr]
+        assert [scheduler.id for scheduler in queue.schedulers.list_paused()] == [name]
+        assert queue.schedulers.resume(name).paused_ms is None  # type: ignore[union-attr]
         assert queue.get_job(f"id-{name}").name == name  # type: ignore[union-attr]
         queue.schedulers.remove(name)
         keys = app._broker.keys(name)

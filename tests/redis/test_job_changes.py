@@ -163,6 +163,40 @@ def test_schedules_are_added_listed_run_and_removed(app: App, bulltask: Run) -> 
     )
 
 
+def test_a_schedule_is_paused_shown_and_resumed(app: App, bulltask: Run) -> None:
+    queue = app.queue("mail")
+    queue.schedulers.upsert("later", every=3600, start=datetime.now(UTC) + timedelta(hours=2))
+    queue.schedulers.upsert("nightly", cron="0 3 * * *")
+    paused = bulltask("schedule", "pause", "mail", "nightly", "gone", "--by", "ann\x1b[2J", "--json")
+    row, gone = json_of(paused, "schedule pause")["schedules"]
+    assert (paused.exit_code, row["paused"], row["paused_by"], row["next_at"]) == (4, True, "ann\x1b[2J", None)
+    assert gone == {**dict.fromkeys(row), "id": "gone", "found": False}
+    since = r"paused since \d{4}-\d\d-\d\d [\d:.]+ by "
+    assert re.fullmatch(rf"nightly  {since}ann\S+\n", bulltask("schedule", "pause", "mail", "nightly").output)
+    listed = json_of(bulltask("schedule", "list", "--json"), "schedule list")["schedules"]
+    assert [(row["id"], row["paused"], row["next_at"] is None) for row in listed] == [
+        ("later", False, False),
+        ("nightly", True, True),
+    ]
+    table = bulltask("schedule", "list")
+    assert re.search(rf" nightly .* - +- +{since}ann\S+ +1$", table.stdout, re.MULTILINE), table.stdout
+    assert table.stderr == "2 schedules in 1 queue\n"
+    assert re.search(rf"^next +{since}ann", bulltask("schedule", "show", "mail", "nightly").stdout, re.MULTILINE)
+    assert json_of(bulltask("schedule", "show", "mail", "nightly", "--json"), "schedule show")["paused_at"]
+    updated = bulltask("schedule", "add", "mail", "nightly", "--cron", "0 4 * * *")
+    assert re.fullmatch(rf"nightly  added: 0 4 \* \* \* \(UTC\), {since}ann\S+\n", updated.output)
+    assert "  paused" in bulltask("report").stdout
+    assert "nightly" not in bulltask("why", "-Q", "mail").output
+    assert bulltask("schedule", "run", "mail", "nightly").exit_code == 0
+    resumed = bulltask("schedule", "resume", "mail", "nightly", "gone")
+    assert re.match(r"nightly  resumed, next \S+ 04:00:00\.000\ngone  unknown: the sch", resumed.output)
+    again = bulltask("schedule", "resume", "mail", "nightly", "--json")
+    assert (again.exit_code, json_of(again, "schedule resume")["schedules"][0]["paused"]) == (0, False)
+    bulltask("schedule", "pause", "mail", "nightly", "later")
+    assert bulltask("schedule", "remove", "mail", "nightly", "later").output.count("  removed") == 2
+    assert bulltask("schedule", "list").stderr == "0 schedules in 1 queue\n"
+
+
 def test_a_schedule_is_shown_with_its_last_jobs(app: App, bulltask: Run) -> None:
     queue = app.queue("mail")
     queue.schedulers.upsert("often", every=60)
@@ -218,12 +252,12 @@ def test_the_list_of_schedules_says_when_each_ran_last_and_how_it_ended(app: App
     [
         (("show", "mail", "gone"), 4, "queue 'mail' has no schedule 'gone'"),
         (("run", "mail", "gone"), 4, "queue 'mail' has no schedule 'gone'"),
+        (("pause", "nope", "x"), 4, "no queue '{nope}'"),
         (("list", "-Q", "nope"), 4, "no queue '{nope}'"),
         (("add", "mail", "x"), 2, "pass either --every or --cron"),
         (("add", "mail", "x", "--cron", "nonsense"), 1, "nonsense"),
         (("add", "mail", "x", "--every", "60", "--data", "{"), 2, "--data is not JSON"),
         (("add", "mail", "x", "--every", "60", "--end", "2020-01-01"), 1, "end of scheduler 'x' is in the past"),
-        (("pause", "mail", "x"), 2, "BullMQ has no paused schedules"),
     ],
 )
 def test_what_cannot_be_done_with_a_schedule_is_said(

@@ -1,9 +1,12 @@
-"""Tests of creating, changing, reading and removing job schedulers. Every test runs with both classes."""
+"""Tests of creating, changing, reading, pausing and removing job schedulers. Every test runs with both classes."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -351,3 +354,227 @@ def test_run_now_adds_a_job_beside_the_iterations(schedulers: JobSchedulers, job
     assert schedulers.list() == [scheduler]
     assert jobs.get_job_state(scheduler.next_job_id) == "delayed"
     assert schedulers.run_now("unknown") is None
+
+
+# --- pausing ----------------------------------------------------------------------------------------------------------
+
+
+def paused_before(jobs: Queue, client: redis.Redis, scheduler_id: str, hours: float) -> int:
+    """Move the pause of a scheduler, and the next job that it then had, into the past; return that job's time."""
+    key = jobs.context.keys.paused_schedulers
+    time = round(now_ms(jobs) - hours * HOUR_MS)
+    client.zadd(key, {scheduler_id: time})
+    return time
+
+
+@pytest.mark.every_topology
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"every": 3600, "start": FAR, "limit": 5, "end": FAR + timedelta(days=9)},
+        {"every": 3600, "offset": 1200},
+        {"cron": "0 3 * * *", "tz": "Europe/Berlin", "limit": 2},
+    ],
+)
+def test_a_paused_scheduler_keeps_its_definition_and_adds_no_job(
+    schedulers: JobSchedulers, jobs: Queue, redis_client: redis.Redis, rule: dict[str, Any]
+) -> None:
+    before = not_none(schedulers.upsert("s", name="send", data={"to": "ä"}, options={"priority": 3}, **rule))
+    paused = not_none(schedulers.pause("s", by="ann@web-1"))
+    assert paused.paused_by == "ann@web-1"
+    assert abs((paused.paused_ms or 0) - now_ms(jobs)) < scale_to_load(5_000)
+    assert replace(paused, paused_ms=None, paused_by=None) == before
+    assert [scheduler.id for scheduler in schedulers.list_paused()] == ["s"]
+    assert (schedulers.get("s"), schedulers.list(), schedulers.count()) == (paused, [], 0)
+    assert (jobs.get_job(before.next_job_id), jobs.get_job_counts()["delayed"]) == (None, 0)
+    assert not_none(schedulers.pause("s", by="bob")) == paused, "the first pause stays"
+    assert schedulers.resume("s") == before
+    assert schedulers.resume("s") == before
+    assert jobs.get_job_state(before.next_job_id) == "delayed"
+    assert (schedulers.list(), schedulers.list_paused()) == ([before], [])
+    assert not list(redis_client.scan_iter(f"{jobs.context.keys.paused_schedulers}*"))
+
+
+def test_what_does_not_exist_is_neither_paused_nor_resumed(schedulers: JobSchedulers, jobs: Queue) -> None:
+    assert (schedulers.pause("s"), schedulers.resume("s"), schedulers.list_paused()) == (None, None, [])
+
+
+def test_a_repeatable_job_of_an_old_bullmq_cannot_be_paused(
+    schedulers: JobSchedulers, jobs: Queue, redis_client: redis.Redis
+) -> None:
+    redis_client.zadd(jobs.context.keys.repeat, {"old": 1})
+    redis_client.hset(jobs.context.keys.scheduler("old"), mapping={"name": "old", "every": 5})
+    with pytest.raises(ConfigError, match=r"'old' of queue 'mail' is a repeatable job of BullMQ before 5\.16"):
+        schedulers.pause("old")
+    assert redis_client.zrange(jobs.context.keys.repeat, 0, -1) == ["old"]
+
+
+@pytest.mark.parametrize("rule", [{"every": 3600, "start": FAR}, {"cron": "20 * * * *", "tz": "UTC"}])
+def test_times_that_a_pause_has_skipped_are_not_caught_up(
+    schedulers: JobSchedulers, jobs: Queue, redis_client: redis.Redis, rule: dict[str, Any]
+) -> None:
+    schedulers.upsert("s", **rule)
+    schedulers.pause("s")
+    missed = paused_before(jobs, redis_client, "s", hours=10.4)
+    resumed = not_none(schedulers.resume("s"))
+    assert now_ms(jobs) < resumed.next_ms <= now_ms(jobs) + HOUR_MS
+    if "every" in rule:
+        assert (resumed.next_ms - missed) % HOUR_MS == 0, "it keeps its rhythm"
+    else:
+        assert resumed.next_ms % HOUR_MS == HOUR_MS // 3
+    counts = jobs.get_job_counts()
+    assert (counts["delayed"], counts["waiting"], resumed.iterations) == (1, 0, 1)
+
+
+def test_a_job_that_runs_when_its_scheduler_is_paused_is_not_followed_by_another(
+    schedulers: JobSchedulers, jobs: Queue, manual_worker: ManualWorker
+) -> None:
+    first = not_none(schedulers.upsert("s", every=3600, data={"n": 1}))
+    assert manual_worker.acquire() == first.next_job_id
+    schedulers.pause("s")
+    job = jobs.get_job(first.next_job_id)
+    assert job is not None
+    call = update_job_scheduler(jobs.context.keys, "s", job.id, Iteration(None, b"{}", dict(job.opts)), now_ms(jobs))
+    assert jobs.context.broker.pool.run(call) is None, "what every worker calls"
+    resumed = not_none(schedulers.resume("s"))
+    assert (resumed.next_ms, resumed.iterations, resumed.data) == (first.next_ms + HOUR_MS, 2, {"n": 1})
+    following = jobs.get_job(resumed.next_job_id)
+    assert following is not None
+    assert following.opts["repeat"]["count"] == 2
+    assert jobs.context.broker.pool.run(call) is None, "a worker that was slow adds no second one"
+    manual_worker.finish(first.next_job_id)
+    assert jobs.get_job_counts()["delayed"] == 1
+
+
+def test_a_job_that_still_waits_continues_its_schedule_after_the_pause(schedulers: JobSchedulers, jobs: Queue) -> None:
+    first = not_none(schedulers.upsert("s", every=3600))
+    schedulers.pause("s")
+    assert jobs.get_job_state(first.next_job_id) == "waiting"
+    assert schedulers.resume("s") == first
+    assert jobs.get_job_counts()["delayed"] == 0
+    job = jobs.get_next_job("token")
+    assert job is not None
+    assert not_none(schedulers.get("s")).next_ms == first.next_ms + HOUR_MS
+
+
+def test_a_retry_that_is_delayed_survives_a_pause_and_its_end(schedulers: JobSchedulers, jobs: Queue) -> None:
+    first = not_none(schedulers.upsert("s", cron="0 3 1 1 *", immediately=True, options={"attempts": 3}))
+    schedulers.pause("s")
+    job = jobs.get_next_job("token")
+    assert job is not None
+    job.move_to_delayed(now_ms(jobs) + HOUR_MS)
+    resumed = not_none(schedulers.resume("s"))
+    assert resumed.next_ms > first.next_ms
+    assert {jobs.get_job_state(name) for name in (first.next_job_id, resumed.next_job_id)} == {"delayed"}
+
+
+@pytest.mark.parametrize("ran_before", [False, True])
+def test_a_limit_counts_across_a_pause(schedulers: JobSchedulers, jobs: Queue, ran_before: bool) -> None:
+    schedulers.upsert("s", every=3600, limit=2)
+    ran = 0
+    if ran_before:
+        job = jobs.get_next_job("token")  # adds the second one
+        assert job is not None
+        job.move_to_completed(None)
+        ran += 1
+    for _ in range(3):
+        schedulers.pause("s")
+        schedulers.resume("s")
+        jobs.promote_jobs()
+        if (job := jobs.get_next_job("token")) is not None:
+            job.move_to_completed(None)
+            ran += 1
+    assert ran == 2
+    over = not_none(schedulers.resume("s"))
+    assert (over.iterations, over.paused_ms, schedulers.count()) == (2, None, 1)
+
+
+def test_an_update_of_a_paused_scheduler_leaves_it_paused(
+    schedulers: JobSchedulers, jobs: Queue, redis_client: redis.Redis
+) -> None:
+    schedulers.upsert("s", every=3600, start=FAR, limit=7, data={"n": 1})
+    paused = schedulers.pause("s", by="ann")
+    updated = not_none(schedulers.upsert("s", every=60, name="send", data={"n": 2}, options={"priority": 3}))
+    assert (updated.paused_ms, updated.paused_by) == (not_none(paused).paused_ms, "ann")
+    assert (updated.every_ms, updated.limit, updated.start_ms, updated.name) == (60_000, None, None, "send")
+    assert (updated.data, updated.opts["priority"]) == ({"n": 2}, 3)
+    assert (jobs.get_job_counts()["delayed"], jobs.get_job_counts()["prioritized"], schedulers.count()) == (0, 0, 0)
+    run = schedulers.run_now("s")
+    assert run is not None
+    assert (run.name, run.data) == ("send", {"n": 2})
+    jobs.remove(run.id)
+    resumed = not_none(schedulers.resume("s"))
+    assert now_ms(jobs) - 1000 < resumed.next_ms <= now_ms(jobs) + 60_000
+    schedulers.pause("s")
+    assert not_none(schedulers.upsert("s", cron="@daily")).pattern == "@daily"
+    assert not_none(schedulers.resume("s")).next_ms % (24 * HOUR_MS) == 0
+    assert jobs.get_job_counts()["delayed"] == 1
+
+
+def test_a_paused_scheduler_is_removed_and_obliterated(
+    schedulers: JobSchedulers, jobs: Queue, redis_client: redis.Redis
+) -> None:
+    for name in ("removed", "kept", "kept too"):
+        schedulers.upsert(name, every=3600, start=FAR)
+        schedulers.pause(name)
+    assert (schedulers.remove("removed"), schedulers.remove("removed")) == (True, False)
+    assert {scheduler.id for scheduler in schedulers.list_paused()} == {"kept", "kept too"}
+    jobs.obliterate()
+    assert schedulers.list_paused() == []
+    assert not list(redis_client.scan_iter("bulltask:{mail}:paused-schedules*"))
+
+
+def test_a_paused_scheduler_that_another_client_adds_again_is_not_paused(
+    schedulers: JobSchedulers, jobs: Queue, redis_client: redis.Redis
+) -> None:
+    keys = jobs.context.keys
+    for name, then in (("a", schedulers.resume), ("b", schedulers.pause), ("c", schedulers.remove)):
+        schedulers.upsert(name, every=3600, start=FAR, data={"of": "bulltask"})
+        schedulers.pause(name)
+        redis_client.zadd(keys.repeat, {name: FAR.timestamp() * 1000})
+        redis_client.hset(keys.scheduler(name), mapping={"name": name, "every": 60_000, "ic": 1})
+        found = not_none(schedulers.get(name))
+        assert (found.paused_ms, found.data) == (None, {})
+        assert name not in {scheduler.id for scheduler in schedulers.list_paused()}
+        then(name)
+    assert not_none(schedulers.get("a")).data == not_none(schedulers.get("b")).data == {}
+    assert (not_none(schedulers.get("b")).paused_ms is None, schedulers.get("c")) == (False, None)
+    assert redis_client.zrange(keys.paused_schedulers, 0, -1) == ["b"]
+
+
+def test_a_resumption_that_cannot_add_the_next_job_leaves_the_scheduler_paused(
+    schedulers: JobSchedulers, jobs: Queue, redis_client: redis.Redis
+) -> None:
+    first = not_none(schedulers.upsert("s", cron="0 0 1 1 *"))
+    paused = schedulers.pause("s")
+    paused_before(jobs, redis_client, "s", hours=1)
+    redis_client.hset(jobs.context.keys.job(first.next_job_id), "name", "in the way")
+    with pytest.raises(SchedulerCollisionError, match=first.next_job_id):
+        schedulers.resume("s")
+    assert not_none(schedulers.get("s")).paused_ms == not_none(paused).paused_ms
+    assert schedulers.count() == 0
+    redis_client.delete(jobs.context.keys.job(first.next_job_id))
+    assert not_none(schedulers.resume("s")) == first
+
+
+def test_pauses_resumptions_and_updates_at_once_lose_nothing(broker_url: str, jobs: Queue) -> None:
+    jobs.schedulers.upsert("s", every=3600, start=FAR)
+    start = threading.Barrier(6)
+
+    def change(number: int) -> None:
+        with Queue("mail", broker_url) as queue:
+            queue.schedulers.count()
+            start.wait()
+            for _ in range(20):
+                if number % 3 == 0:
+                    queue.schedulers.pause("s")
+                elif number % 3 == 1:
+                    queue.schedulers.resume("s")
+                else:
+                    queue.schedulers.upsert("s", every=3600, start=FAR, data={"n": number})
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(change, range(6)))
+    found = not_none(jobs.schedulers.resume("s"))
+    assert (found.iterations, found.paused_ms, jobs.schedulers.list_paused()) == (1, None, [])
+    assert jobs.get_job_counts()["delayed"] == jobs.schedulers.count() == 1

@@ -475,6 +475,12 @@ SCHEDULERS: Final[dict[str, tuple[Scenario, Any]]] = {
         after(hourly, then=lambda s: [facts(scheduler) for scheduler in s.queue.schedulers.list()]),
         [["s", "tick", 0, 1]],
     ),
+    "list_paused": (after(hourly, then=lambda s: s.queue.schedulers.list_paused()), []),
+    "pause": (after(hourly, then=lambda s: facts(s.queue.schedulers.pause("s"))), ["s", "tick", 0, 1]),
+    "resume": (
+        after(hourly, then=lambda s: [facts(s.queue.schedulers.resume(name)) for name in "st"]),
+        [["s", "tick", 0, 1], None],
+    ),
     "remove": (after(hourly, then=lambda s: [s.queue.schedulers.remove("s") for _ in range(2)]), [True, False]),
     "run_now": (
         after(hourly, then=lambda s: [job and [job.name, job.data] for job in map(s.queue.schedulers.run_now, "st")]),

@@ -1,18 +1,27 @@
-"""``AsyncJobSchedulers``: create, list and remove a queue's job schedulers."""
+"""``AsyncJobSchedulers``: create, list, pause and remove a queue's job schedulers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Unpack
 
+from bulltask.jobs.clock import zone_of
 from bulltask.jobs.codec import Json
 from bulltask.jobs.names import check_reference
 from bulltask.jobs.schedules import Rule, Scheduler
 from bulltask.queue.aio.job import AsyncJob
 from bulltask.queue.context import AddOptions, checked
-from bulltask.queue.schedulers import SchedulersBase, list_all_schedulers, run_now
+from bulltask.queue.schedulers import (
+    SchedulersBase,
+    find_scheduler,
+    list_all_schedulers,
+    list_paused,
+    pause_scheduler,
+    remove_scheduler,
+    resume_scheduler,
+    run_now,
+)
 from bulltask.transport.call import command
-from bulltask.transport.scripts.queue import get_job_scheduler, remove_job_scheduler
 
 __all__ = ["AsyncJobSchedulers"]
 
@@ -36,7 +45,8 @@ class AsyncJobSchedulers(SchedulersBase):
     ) -> Scheduler | None:
         """Create a scheduler, or update the scheduler with this id (Node's ``upsertJobScheduler``).
 
-        A changed rule or template applies from the next iteration on; a job that is running is not affected.
+        A changed rule or template applies from the next iteration on; a job that is running is not affected. A paused
+        scheduler stays paused.
 
         Args:
             scheduler_id: The scheduler's id, unique in the queue.
@@ -58,17 +68,49 @@ class AsyncJobSchedulers(SchedulersBase):
         return await self._context.arun(self._upsert(scheduler_id, rule, name, data, options))
 
     async def get(self, scheduler_id: str) -> Scheduler | None:
-        """Return a scheduler, ``None`` if there is no scheduler with this id."""
-        return await self._context.arun(get_job_scheduler(self._context.keys, scheduler_id))
+        """Return a scheduler, paused or not; ``None`` if there is no scheduler with this id."""
+        return await self._context.arun(find_scheduler(self._context.keys, scheduler_id))
 
     async def list(self, start: int = 0, end: int = -1, *, asc: bool = False) -> Sequence[Scheduler]:
-        """Return schedulers in the order of their next iterations.
+        """Return schedulers in the order of their next iterations, without those that are paused.
 
         Args:
             start, end: First and last index, from 0; negative indexes count from the end.
             asc: Begin with the scheduler whose job is due next; otherwise, end with it.
         """
         return await self._context.arun(list_all_schedulers(self._context.keys, start, end, asc=asc))
+
+    async def list_paused(self) -> Sequence[Scheduler]:
+        """Return the paused schedulers."""
+        return await self._context.arun(list_paused(self._context.keys))
+
+    async def pause(self, scheduler_id: str, *, by: str = "") -> Scheduler | None:
+        """Pause a scheduler: it adds no jobs until it is resumed. A waiting or running job stays.
+
+        Clients of BullMQ, which has no pause, do not see the scheduler meanwhile; if one adds it again, it is no longer
+        paused.
+
+        ``by`` is who pauses it (default: the app and this host). Return the scheduler; ``None`` if it does not exist.
+
+        Raises:
+            ConfigError: It is a repeatable job of BullMQ before 5.16.
+        """
+        await self._context.aconnect()
+        return await self._context.arun(pause_scheduler(self._context, scheduler_id, by))
+
+    async def resume(self, scheduler_id: str) -> Scheduler | None:
+        """Resume a scheduler. Its next job runs at the next of its regular times; those that were missed are skipped.
+
+        Return the scheduler, also if it was not paused; ``None`` if it does not exist.
+
+        Raises:
+            SchedulerCollisionError, SchedulerBusyError: As for :meth:`upsert`; it stays paused.
+            ConfigError, DecodeError: Its stored rule is malformed; it stays paused.
+        """
+        await self._context.aconnect()
+        zone = zone_of(self._context.broker.config.timezone)
+        operation = resume_scheduler(self._context.keys, scheduler_id, self._context.now_ms(), zone)
+        return await self._context.arun(operation)
 
     async def run_now(self, scheduler_id: str) -> AsyncJob | None:
         """Add a job with the scheduler's name, data and options that runs now; its iterations run at their times.
@@ -83,8 +125,8 @@ class AsyncJobSchedulers(SchedulersBase):
 
     async def remove(self, scheduler_id: str) -> bool:
         """Remove a scheduler and its next iteration; false if it does not exist. A waiting or running job stays."""
-        return await self._context.arun(remove_job_scheduler(self._context.keys, scheduler_id))
+        return await self._context.arun(remove_scheduler(self._context.keys, scheduler_id))
 
     async def count(self) -> int:
-        """Count the queue's schedulers."""
+        """Count the queue's schedulers, without those that are paused."""
         return await self._context.arun(command("ZCARD", self._context.keys.repeat, parse_reply=int))

@@ -1,19 +1,28 @@
 # Generated from bulltask/queue/aio/schedulers.py by tools/generate_sync.py (make sync): do not edit.
-"""``JobSchedulers``: create, list and remove a queue's job schedulers."""
+"""``JobSchedulers``: create, list, pause and remove a queue's job schedulers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Unpack
 
+from bulltask.jobs.clock import zone_of
 from bulltask.jobs.codec import Json
 from bulltask.jobs.names import check_reference
 from bulltask.jobs.schedules import Rule, Scheduler
 from bulltask.queue.context import AddOptions, checked
-from bulltask.queue.schedulers import SchedulersBase, list_all_schedulers, run_now
+from bulltask.queue.schedulers import (
+    SchedulersBase,
+    find_scheduler,
+    list_all_schedulers,
+    list_paused,
+    pause_scheduler,
+    remove_scheduler,
+    resume_scheduler,
+    run_now,
+)
 from bulltask.queue.sync.job import Job
 from bulltask.transport.call import command
-from bulltask.transport.scripts.queue import get_job_scheduler, remove_job_scheduler
 
 __all__ = ["JobSchedulers"]
 
@@ -37,7 +46,8 @@ class JobSchedulers(SchedulersBase):
     ) -> Scheduler | None:
         """Create a scheduler, or update the scheduler with this id (Node's ``upsertJobScheduler``).
 
-        A changed rule or template applies from the next iteration on; a job that is running is not affected.
+        A changed rule or template applies from the next iteration on; a job that is running is not affected. A paused
+        scheduler stays paused.
 
         Args:
             scheduler_id: The scheduler's id, unique in the queue.
@@ -59,17 +69,49 @@ class JobSchedulers(SchedulersBase):
         return self._context.run(self._upsert(scheduler_id, rule, name, data, options))
 
     def get(self, scheduler_id: str) -> Scheduler | None:
-        """Return a scheduler, ``None`` if there is no scheduler with this id."""
-        return self._context.run(get_job_scheduler(self._context.keys, scheduler_id))
+        """Return a scheduler, paused or not; ``None`` if there is no scheduler with this id."""
+        return self._context.run(find_scheduler(self._context.keys, scheduler_id))
 
     def list(self, start: int = 0, end: int = -1, *, asc: bool = False) -> Sequence[Scheduler]:
-        """Return schedulers in the order of their next iterations.
+        """Return schedulers in the order of their next iterations, without those that are paused.
 
         Args:
             start, end: First and last index, from 0; negative indexes count from the end.
             asc: Begin with the scheduler whose job is due next; otherwise, end with it.
         """
         return self._context.run(list_all_schedulers(self._context.keys, start, end, asc=asc))
+
+    def list_paused(self) -> Sequence[Scheduler]:
+        """Return the paused schedulers."""
+        return self._context.run(list_paused(self._context.keys))
+
+    def pause(self, scheduler_id: str, *, by: str = "") -> Scheduler | None:
+        """Pause a scheduler: it adds no jobs until it is resumed. A waiting or running job stays.
+
+        Clients of BullMQ, which has no pause, do not see the scheduler meanwhile; if one adds it again, it is no longer
+        paused.
+
+        ``by`` is who pauses it (default: the app and this host). Return the scheduler; ``None`` if it does not exist.
+
+        Raises:
+            ConfigError: It is a repeatable job of BullMQ before 5.16.
+        """
+        self._context.connect()
+        return self._context.run(pause_scheduler(self._context, scheduler_id, by))
+
+    def resume(self, scheduler_id: str) -> Scheduler | None:
+        """Resume a scheduler. Its next job runs at the next of its regular times; those that were missed are skipped.
+
+        Return the scheduler, also if it was not paused; ``None`` if it does not exist.
+
+        Raises:
+            SchedulerCollisionError, SchedulerBusyError: As for :meth:`upsert`; it stays paused.
+            ConfigError, DecodeError: Its stored rule is malformed; it stays paused.
+        """
+        self._context.connect()
+        zone = zone_of(self._context.broker.config.timezone)
+        operation = resume_scheduler(self._context.keys, scheduler_id, self._context.now_ms(), zone)
+        return self._context.run(operation)
 
     def run_now(self, scheduler_id: str) -> Job | None:
         """Add a job with the scheduler's name, data and options that runs now; its iterations run at their times.
@@ -84,8 +126,8 @@ class JobSchedulers(SchedulersBase):
 
     def remove(self, scheduler_id: str) -> bool:
         """Remove a scheduler and its next iteration; false if it does not exist. A waiting or running job stays."""
-        return self._context.run(remove_job_scheduler(self._context.keys, scheduler_id))
+        return self._context.run(remove_scheduler(self._context.keys, scheduler_id))
 
     def count(self) -> int:
-        """Count the queue's schedulers."""
+        """Count the queue's schedulers, without those that are paused."""
         return self._context.run(command("ZCARD", self._context.keys.repeat, parse_reply=int))

@@ -9,14 +9,14 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final
 
 from bulltask.jobs import codec
 from bulltask.jobs.clock import value_class
 from bulltask.jobs.errors import BrokerError, DecodeError, QueueActiveError, QueueError, QueueNotPausedError
-from bulltask.jobs.job import BULLTASK_KEY
+from bulltask.jobs.job import BULLTASK_KEY, new_job_id
 from bulltask.jobs.names import REVOKED
 from bulltask.jobs.schedules import Repeat, Scheduler, iteration_id
 from bulltask.lua import loader, wrappers
@@ -86,18 +86,22 @@ __all__ = [
     "obliterate",
     "page_after",
     "page_of",
+    "pause_scheduler",
     "queue_figures",
     "queue_of_connection",
     "read_hash",
     "read_iteration",
     "read_label",
+    "read_paused_scheduler",
     "read_repeatable",
+    "read_run_state",
     "read_scheduler",
     "read_stored_scheduler",
     "register_schedule_version",
     "remove_beat_queue",
     "remove_job_scheduler",
     "remove_repeatable",
+    "resume_scheduler",
     "retry_failed",
     "scan_queues",
     "scan_schedulers",
@@ -181,7 +185,7 @@ class PageCursor:
 
 @value_class
 class Pause:
-    """Who has paused a queue with bulltask, and when (server time)."""
+    """Who has paused a queue or a job scheduler with bulltask, and when (server time)."""
 
     by: str
     at_ms: int
@@ -589,10 +593,28 @@ def add_job_scheduler(
 ) -> Call[tuple[str, int]]:
     """``addJobScheduler``: add or change a scheduler, with a template of its jobs, and add an iteration.
 
-    The result is the id of that job, and its delay in milliseconds; ``""`` and 0 if no iteration was missing. The
-    parser raises ``SchedulerCollisionError`` and ``SchedulerBusyError``.
+    The result is the id of that job, and its delay in milliseconds; ``""`` and 0 if no iteration was missing, and
+    ``"paused"`` if the scheduler was changed, but is paused (bulltask's ``pausedGuard``). The parser raises
+    ``SchedulerCollisionError`` and ``SchedulerBusyError``.
     """
-    script_keys = named_keys(keys, f"{_SCHEDULER_KEYS} active")
+    script_keys, args, parse_reply = _scheduler_call(keys, scheduler_id, rule, template, iteration, now_ms)
+    if iteration.missing_ms is not None:
+        guarded = wrappers.with_guard("addJobScheduler", "iterationGuard")
+        return script_call(guarded, script_keys, (*args, iteration.missing_ms), parse_reply)
+    script_keys = (keys.paused_schedulers, keys.paused_scheduler(scheduler_id), *script_keys)
+    guarded = wrappers.with_guard("addJobScheduler", "pausedGuard")
+    return script_call(guarded, script_keys, (*args, new_job_id()), parse_reply)
+
+
+def _scheduler_call(
+    keys: QueueKeys,
+    scheduler_id: str,
+    rule: Repeat,
+    template: tuple[str, Mapping[str, Any]],
+    iteration: Iteration,
+    now_ms: int,
+) -> tuple[tuple[str, ...], tuple[Arg, ...], Callable[[Any], tuple[str, int]]]:
+    """Return the keys, the arguments and the parser of ``addJobScheduler``."""
     name, options = template
     wire = {"name": name, **rule.to_wire()}
     if rule.offset_ms is not None:
@@ -616,10 +638,7 @@ def add_job_scheduler(
         job_id, delay = reply
         return text(job_id), int(delay)
 
-    if iteration.missing_ms is not None:
-        guarded = wrappers.with_guard("addJobScheduler", "iterationGuard")
-        return script_call(guarded, script_keys, (*args, iteration.missing_ms), parse_reply)
-    return script_call(loader.official_script("addJobScheduler"), script_keys, args, parse_reply)
+    return named_keys(keys, f"{_SCHEDULER_KEYS} active"), args, parse_reply
 
 
 def update_job_scheduler(
@@ -673,14 +692,14 @@ def read_repeatable(keys: QueueKeys, key: str) -> Call[dict[str, str]]:
     return command("HGETALL", keys.scheduler(key), parse_reply=parse_reply)
 
 
-def remove_job_scheduler(keys: QueueKeys, scheduler_id: str) -> Call[bool]:
+def remove_job_scheduler(keys: QueueKeys, scheduler_id: str, *, paused: bool = False) -> Call[bool]:
     """``removeJobScheduler``: remove a scheduler, and its next iteration if delayed; False if it does not exist."""
-    script_keys = (keys.repeat, keys.delayed, keys.events)
+    script_keys = (_schedulers(keys, paused=paused), keys.delayed, keys.events)
     script = loader.official_script("removeJobScheduler")
     return script_call(script, script_keys, (scheduler_id, keys.base), lambda reply: int(reply) == 0)
 
 
-def get_job_scheduler(keys: QueueKeys, scheduler_id: str) -> Call[Scheduler | None]:
+def get_job_scheduler(keys: QueueKeys, scheduler_id: str, *, paused: bool = False) -> Call[Scheduler | None]:
     """``getJobScheduler``: read a scheduler."""
 
     def parse_reply(reply: Any) -> Scheduler | None:
@@ -689,7 +708,13 @@ def get_job_scheduler(keys: QueueKeys, scheduler_id: str) -> Call[Scheduler | No
         flat, score = reply
         return Scheduler.from_hash(scheduler_id, flat, int(float(score)))
 
-    return script_call(loader.official_script("getJobScheduler"), (keys.repeat,), (scheduler_id,), parse_reply)
+    script, script_keys = loader.official_script("getJobScheduler"), (_schedulers(keys, paused=paused),)
+    return script_call(script, script_keys, (scheduler_id,), parse_reply)
+
+
+def _schedulers(keys: QueueKeys, *, paused: bool) -> str:
+    """Return the key of the schedulers with their next times; that of a scheduler begins with it."""
+    return keys.paused_schedulers if paused else keys.repeat
 
 
 def list_schedulers(keys: QueueKeys, start: int, end: int, *, asc: bool) -> Call[list[tuple[str, int]]]:
@@ -702,7 +727,7 @@ def _rows(reply: Any) -> list[tuple[str, int]]:
     return [(text(member), int(float(score))) for member, score in zip(reply[::2], reply[1::2], strict=True)]
 
 
-def scan_schedulers(keys: QueueKeys, cursor: str) -> Call[tuple[str, list[tuple[str, int]]]]:
+def scan_schedulers(keys: QueueKeys, cursor: str, *, paused: bool = False) -> Call[tuple[str, list[tuple[str, int]]]]:
     """Read some of all schedulers, with the time of their next iteration, and the next cursor (``0`` at the end).
 
     Unlike with ranges, no scheduler is missed because its next iteration was added between two calls; one may come
@@ -712,21 +737,28 @@ def scan_schedulers(keys: QueueKeys, cursor: str) -> Call[tuple[str, list[tuple[
     def parse_reply(reply: Any) -> tuple[str, list[tuple[str, int]]]:
         return text(reply[0]), _rows(reply[1])
 
-    return command("ZSCAN", keys.repeat, cursor, "COUNT", _SCHEDULE_SCAN_COUNT, parse_reply=parse_reply)
+    key = _schedulers(keys, paused=paused)
+    return command("ZSCAN", key, cursor, "COUNT", _SCHEDULE_SCAN_COUNT, parse_reply=parse_reply)
 
 
-def read_scheduler(keys: QueueKeys, scheduler_id: str, next_ms: int) -> Call[Scheduler]:
+def read_scheduler(keys: QueueKeys, scheduler_id: str, next_ms: int, *, paused: bool = False) -> Call[Scheduler]:
     """Read the hash of a scheduler that :func:`list_schedulers` returned."""
-    key = keys.scheduler(scheduler_id)
+    key = keys.paused_scheduler(scheduler_id) if paused else keys.scheduler(scheduler_id)
     return command("HGETALL", key, parse_reply=lambda reply: Scheduler.from_hash(scheduler_id, reply, next_ms))
 
 
 @value_class
 class StoredScheduler:
-    """A scheduler with its data (JSON) as it is stored."""
+    """A scheduler with its data (JSON) as it is stored.
+
+    A paused one has a token, which changes with each change; ``removed`` is whether its next job was removed, and has
+    not run.
+    """
 
     scheduler: Scheduler
     data: bytes
+    token: str = ""
+    removed: bool = False
 
 
 def read_stored_scheduler(keys: QueueKeys, scheduler_id: str, next_ms: int) -> Call[StoredScheduler | None]:
@@ -739,6 +771,63 @@ def read_stored_scheduler(keys: QueueKeys, scheduler_id: str, next_ms: int) -> C
         return StoredScheduler(Scheduler.from_hash(scheduler_id, reply, next_ms), fields.get(b"data", b"{}"))
 
     return command("HGETALL", keys.scheduler(scheduler_id), parse_reply=parse_reply)
+
+
+def read_paused_scheduler(keys: QueueKeys, scheduler_id: str) -> Call[StoredScheduler | None]:
+    """Read a paused scheduler to run or resume it; ``None`` if it is not paused."""
+
+    def parse_reply(reply: Any) -> StoredScheduler | None:
+        if not reply or reply[0] is None:
+            return None
+        flat, score = reply
+        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        scheduler = Scheduler.from_hash(scheduler_id, flat, int(float(score)))
+        token, removed = text(fields.get(b"token", b"")), fields.get(b"removed") == b"1"
+        return StoredScheduler(scheduler, fields.get(b"data", b"{}"), token, removed)
+
+    script = loader.official_script("getJobScheduler")
+    return script_call(script, (keys.paused_schedulers,), (scheduler_id,), parse_reply)
+
+
+def pause_scheduler(keys: QueueKeys, scheduler_id: str, pause: Pause) -> Call[int]:
+    """bulltask's ``pauseScheduler``: pause a scheduler, and remove its next iteration if delayed.
+
+    Returns 1 if it is paused, 0 if it does not exist, -1 if it is a repeatable job.
+    """
+    script_keys = (keys.paused_schedulers, keys.paused_scheduler(scheduler_id), keys.scheduler(scheduler_id))
+    args = (pause.by, pause.at_ms, new_job_id(), scheduler_id, keys.base)
+    return script_call(wrappers.pause_scheduler(), (*script_keys, keys.repeat, keys.delayed, keys.events), args, int)
+
+
+def read_run_state(keys: QueueKeys, job_id: str) -> Call[str]:
+    """Return ``waiting`` if a job has not started yet, ``started`` if it has, ``""`` if it does not exist."""
+
+    def parse_reply(reply: Any) -> str:
+        name, *started = reply
+        return "" if name is None else "waiting" if started == [None, None] else "started"
+
+    return command("HMGET", keys.job(job_id), "name", "processedOn", "finishedOn", parse_reply=parse_reply)
+
+
+def resume_scheduler(
+    keys: QueueKeys, stored: StoredScheduler, state: str, iteration: Iteration | None, now_ms: int
+) -> Call[bool]:
+    """bulltask's ``resumeScheduler``: resume a paused scheduler; add an iteration, unless it is ``None``.
+
+    ``state`` is that of the job that was next when it was paused. Returns False if the scheduler or that job has
+    changed since they were read. The parser raises ``SchedulerCollisionError`` and ``SchedulerBusyError``.
+    """
+    old = stored.scheduler
+    added = iteration or Iteration(old.next_ms, stored.data, old.opts)
+    add_keys, args, parse_reply = _scheduler_call(keys, old.id, old.rule, (old.name, old.opts), added, now_ms)
+    script_keys = (keys.paused_schedulers, keys.paused_scheduler(old.id), keys.scheduler(old.id))
+    job_key = keys.job(old.next_job_id)
+    return script_call(
+        wrappers.resume_scheduler(),
+        (*script_keys, job_key, *add_keys),
+        (stored.token, state, 0 if iteration is None else 1, *args),
+        lambda reply: reply is not None and bool(parse_reply(reply)),
+    )
 
 
 def read_iteration(keys: QueueKeys, scheduler_id: str, next_ms: int) -> list[Call[str]]:
@@ -773,7 +862,7 @@ class BeatLabel:
     digest: str
 
 
-def read_label(keys: QueueKeys, scheduler_id: str) -> Call[BeatLabel]:
+def read_label(keys: QueueKeys, scheduler_id: str, *, paused: bool = False) -> Call[BeatLabel]:
     """Read which app has created a scheduler."""
 
     def parse_reply(reply: Any) -> BeatLabel:
@@ -785,7 +874,8 @@ def read_label(keys: QueueKeys, scheduler_id: str) -> Call[BeatLabel]:
         label = entry if isinstance(entry, dict) else {}
         return BeatLabel(str(label.get("beat", "")), str(label.get("digest", "")))
 
-    return command("HGET", keys.scheduler(scheduler_id), "opts", parse_reply=parse_reply)
+    key = keys.paused_scheduler(scheduler_id) if paused else keys.scheduler(scheduler_id)
+    return command("HGET", key, "opts", parse_reply=parse_reply)
 
 
 def beat_queues(prefix: str, app: str) -> Call[set[str]]:
