@@ -243,8 +243,7 @@ class MetricsMemory:
 
     def totals(self) -> Mapping[str, QueueTotals]:
         """Return the current totals by queue."""
-        first = self._layout.queues_at
-        return {name: self._queue_totals(first + _QUEUE_CELLS * at) for at, name in enumerate(self.queues)}
+        return {name: self._queue_totals(first) for name, first in self._layout.first_cells.items()}
 
     def task_totals(self) -> Mapping[tuple[str, str], TaskTotals]:
         """Return the current totals by queue and task, of the tasks that have run."""
@@ -315,7 +314,7 @@ class _Layout:
 
     Attributes:
         queue_index: The indexes of the queues by their names.
-        first_cells: Their first cells by their names.
+        first_cells, other_tasks: Their first cells, and those of `OTHER_TASKS`, by their names.
     """
 
     def __init__(
@@ -329,7 +328,7 @@ class _Layout:
         self.queues: list[str] = []
         self.queue_index: dict[str, int] = {}
         self.first_cells: dict[str, int] = {}
-        self._places = len(queues) + _ADDED_QUEUES
+        self.other_tasks: dict[str, int] = {}
         self.exit_reasons = exit_reasons
         self.tasks = tasks
         self.slots = slots
@@ -338,39 +337,43 @@ class _Layout:
         self.crashes_at = _EXITS + len(exit_reasons)
         self.journal_at = self.crashes_at + len(CRASH_CAUSES)
         self.notes_at = self.journal_at + _JOURNAL_CELLS
-        self.queues_at = self.notes_at + _NOTE_CELLS * slots
-        self.tasks_at = self.queues_at + _QUEUE_CELLS * self._places
-        """First `OTHER_TASKS` of each queue, then a place for each further task and queue that a process meets."""
         self.task_wait = _TASK_RUN + histogram_cells
         self.task_cpu = self.task_wait + histogram_cells
         self.task_cells = self.task_cpu + 1
-        self.cells = self.tasks_at + self.task_cells * (self._places + MAX_TASKS)
-        for queue in queues:
-            self.add_queue(queue)
+        queues_at = self.notes_at + _NOTE_CELLS * slots
+        tasks_at = queues_at + _QUEUE_CELLS * len(queues)
+        for index, queue in enumerate(queues):
+            self._set_place(queue, queues_at + _QUEUE_CELLS * index, tasks_at + self.task_cells * index)
+        first_dynamic = tasks_at + self.task_cells * len(queues)
+        self._added_at = first_dynamic + self.task_cells * MAX_TASKS  # last, in pages of their own
+        self.dynamic_places = range(first_dynamic, self._added_at, self.task_cells)
+        """The first cells of the places that have no fixed task: one for each task and queue that a process meets."""
+        self.cells = self._added_at + (_QUEUE_CELLS + self.task_cells) * _ADDED_QUEUES
 
     def add_queue(self, name: str) -> bool:
         """Give a queue the next free place; return False if there is none."""
-        index = len(self.queues)
-        if index == self._places:
+        at = self._added_at
+        if at == self.cells:
             return False
-        self.queues.append(name)
-        self.queue_index[name] = index
-        self.first_cells[name] = self.queues_at + _QUEUE_CELLS * index
+        self._set_place(name, at, at + _QUEUE_CELLS)
+        self._added_at += _QUEUE_CELLS + self.task_cells
         return True
+
+    def _set_place(self, queue: str, first_cell: int, other_tasks: int) -> None:
+        self.queue_index[queue] = len(self.queues)
+        self.queues.append(queue)
+        self.first_cells[queue] = first_cell
+        self.other_tasks[queue] = other_tasks
 
     def tasks_of(self, cells: memoryview[float]) -> Iterator[tuple[int, str, str]]:
         """Yield the first cell, the queue and the task of each place of a block that is in use."""
-        for at, queue in enumerate(self.queues):
-            yield self.tasks_at + self.task_cells * at, queue, OTHER_TASKS
-        for first in self.dynamic_places():
+        for queue, at in self.other_tasks.items():
+            yield at, queue, OTHER_TASKS
+        for first in self.dynamic_places:
             if not (key := int(cells[first])):
                 return
             queue_index, task_index = divmod(key, len(self.tasks))
             yield first, self.queues[queue_index], self.tasks[task_index]
-
-    def dynamic_places(self) -> range:
-        """Return the first cells of the places that have no fixed task."""
-        return range(self.tasks_at + self.task_cells * self._places, self.cells, self.task_cells)
 
 
 class MetricsBlock:
@@ -476,12 +479,12 @@ class MetricsBlock:
     def _find_place(self, queue: str, task: str) -> int:
         """Return the first cell of a task's counters in a queue."""
         layout, cells, queue_index = self._layout, self._cells, self._queue_index[queue]
-        place = layout.tasks_at + layout.task_cells * queue_index
+        place = layout.other_tasks[queue]
         if not (task_index := self._task_index.get(task, 0)):
             return place  # not cached: there may be any number of names
         key = queue_index * len(layout.tasks) + task_index
         with self._lock:
-            for first in layout.dynamic_places():
+            for first in layout.dynamic_places:
                 if not cells[first]:
                     cells[first] = float(key)
                 if cells[first] == key:
