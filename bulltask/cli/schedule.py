@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -205,8 +206,9 @@ def resume(ctx: click.Context, /, *, queue: str, scheduler_ids: tuple[str, ...],
     """
     with closing(load_app_or_broker(ctx, options)) as app:
         found = existing_queue(app, queue)
+        paused = {name for name in scheduler_ids if (item := found.schedulers.get(name)) and item.paused_ms is not None}
         items = {name: found.schedulers.resume(name) for name in scheduler_ids}
-    _report(ctx, items, options)
+    _report(ctx, items, options, paused)
 
 
 @schedule.command("run", short_help="Run a schedule's task now, too.")
@@ -251,14 +253,18 @@ def remove(ctx: click.Context, /, *, queue: str, scheduler_ids: tuple[str, ...],
     ctx.exit(ExitCode.DONE if all(removed.values()) else ExitCode.NOT_FOUND)
 
 
-def _report(ctx: click.Context, items: dict[str, Scheduler | None], options: dict[str, Any]) -> None:
+def _report(
+    ctx: click.Context, items: dict[str, Scheduler | None], options: dict[str, Any], resumed: Collection[str] = ()
+) -> None:
     """Print schedules that were paused or resumed."""
     if options["as_json"]:
         print_json({"schedules": [_pause_json(name, item) for name, item in items.items()]})
     else:
         for name, item in items.items():
-            done = "" if item is None or item.paused_ms is not None else "resumed, "
-            echo(f"{in_one_line(name)}  {_UNKNOWN if item is None else done + _next(item)}")
+            text = _UNKNOWN if item is None else _next(item)
+            if item is not None and item.paused_ms is None:
+                text = f"{'resumed' if name in resumed else 'was not paused'}, {text}"
+            echo(f"{in_one_line(name)}  {text}")
     ctx.exit(ExitCode.NOT_FOUND if None in items.values() else ExitCode.DONE)
 
 

@@ -190,6 +190,7 @@ def test_a_schedule_is_paused_shown_and_resumed(app: App, bulltask: Run) -> None
     assert bulltask("schedule", "run", "mail", "nightly").exit_code == 0
     resumed = bulltask("schedule", "resume", "mail", "nightly", "gone")
     assert re.match(r"nightly  resumed, next \S+ 04:00:00\.000\ngone  unknown: the sch", resumed.output)
+    assert bulltask("schedule", "resume", "mail", "nightly").output.startswith("nightly  was not paused, next ")
     again = bulltask("schedule", "resume", "mail", "nightly", "--json")
     assert (again.exit_code, json_of(again, "schedule resume")["schedules"][0]["paused"]) == (0, False)
     bulltask("schedule", "pause", "mail", "nightly", "later")
