@@ -435,11 +435,9 @@ class Orders:
                 raise OrderError(f"it has this queue under the name {other!r}: use that")
         similar = did_you_mean(queue, {*self._queues, *self._app.tasks.queues} - {queue})
         is_known = self._add_queue(queue)
-        count = self._pool.replace()
-        return (
-            f"it consumes {queue}, too: {count} {'child is' if count == 1 else 'children are'} being replaced, and "
-            "running jobs continue" + ("" if is_known else f"; no client has used this queue before{similar}")
-        )
+        self._pool.replace()
+        note = "" if is_known else f"; no client has used this queue before{similar}"
+        return f"it consumes {queue}, too: its children are being replaced, and running jobs continue{note}"
 
     # ---- parts ----
 

@@ -237,7 +237,9 @@ def test_a_queue_is_added_while_a_job_runs_and_its_children_are_killed(
     harness.wait_for_start(held := harness.hold())
     early = app.send_task("quick", queue="late")
     done = run(harness, "control", "add_consumer", "late")
-    assert done.output == (f"{name}  it consumes late, too: 1 child is being replaced, and running jobs continue\n")
+    assert done.output == (
+        f"{name}  it consumes late, too: its children are being replaced, and running jobs continue\n"
+    )
     assert (early.get(timeout=60), held.state) == (None, "active")
     assert [queue["name"] for queue in (ask.active_queues() or {})[name]] == ["default", "late"]
     assert json_of(run(harness, "workers", "--json"), "workers")["workers"][0]["queues"] == ["default", "late"]
