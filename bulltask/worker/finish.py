@@ -414,8 +414,8 @@ class Finisher:
 
         Each attempt that its child ends passes here once, whichever loop has run it, with or without metrics; but the
         call that wrote its outcome may already have fetched the next job. Without an outcome, it was discarded because
-        the lock was lost. If some hooks are coroutine functions, or need a
-        thread, a coroutine that calls them is returned.
+        the lock was lost. If some hooks are coroutine functions, or need a thread, a coroutine that calls them is
+        returned.
         """
         job = acquired.job
         if type(outcome) is not CompletedOutcome:
