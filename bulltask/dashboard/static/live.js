@@ -1,0 +1,77 @@
+// Keeps an open page current: the server sends its <main> each time that it has changed. Without this script, pages and
+// forms work, too.
+"use strict";
+
+const main = document.getElementById("main");
+const live = document.getElementById("live");
+const theme = document.getElementById("theme");
+let source = null;
+
+function show(state, text) {
+  live.dataset.state = state;
+  live.textContent = text;
+}
+
+function inReadersZone(root) {
+  const format = new Intl.DateTimeFormat(undefined, { dateStyle: "short", timeStyle: "medium" });
+  for (const time of root.querySelectorAll("time")) time.textContent = format.format(new Date(time.dateTime));
+}
+
+function isInUse() {
+  // What a reader types, has opened or has marked must not disappear.
+  const active = document.activeElement;
+  const types = active && main.contains(active) && /^(INPUT|TEXTAREA|SELECT)$/.test(active.tagName);
+  const marks = !document.getSelection().isCollapsed && main.contains(document.getSelection().anchorNode);
+  return types || marks;
+}
+
+function replace(html) {
+  if (isInUse()) return;
+  const opened = [...main.querySelectorAll("details")].map((one) => one.open);
+  const focused = [...main.querySelectorAll("a, button, summary")].indexOf(document.activeElement);
+  main.innerHTML = html;
+  main.querySelectorAll("details").forEach((one, at) => { if (at in opened) one.open = opened[at]; });
+  if (focused >= 0) main.querySelectorAll("a, button, summary")[focused]?.focus({ preventScroll: true });
+  inReadersZone(main);
+}
+
+function start() {
+  if (source || document.hidden) return;
+  source = new EventSource(location.href);
+  source.onopen = () => show("on", "live");
+  source.onmessage = (event) => replace(event.data);
+  source.onerror = () => show("off", "not live");
+}
+
+function stop() {
+  source?.close();
+  source = null;
+  show("off", "not live");
+}
+
+inReadersZone(document);
+if (live) {
+  document.addEventListener("visibilitychange", () => (document.hidden ? stop() : start()));
+  start();
+}
+document.addEventListener("submit", (event) => {
+  const question = event.target.dataset.confirm;
+  if (question && !confirm(question)) event.preventDefault();
+});
+if (theme) {
+  const root = document.documentElement;
+  const stored = localStorage.getItem("bulltask-theme");
+  if (stored) root.dataset.theme = stored;
+  theme.hidden = false;
+  theme.addEventListener("click", () => {
+    const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    root.dataset.theme = isDark ? "light" : "dark";
+    localStorage.setItem("bulltask-theme", root.dataset.theme);
+  });
+}
+document.addEventListener("keydown", (event) => {
+  if (event.key === "/" && !/^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName)) {
+    const search = document.querySelector("input[type=search]");
+    if (search) { event.preventDefault(); search.focus(); }
+  }
+});
