@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 from bulltask.app import App
 from bulltask.config.urls import redact_secrets
+from bulltask.dashboard.access import Audit, AuditEntry
 from bulltask.jobs.clock import mono_s
 from bulltask.jobs.errors import BulltaskError
 from bulltask.jobs.names import address_of, name_in_app
@@ -34,6 +35,8 @@ STATES: Final = ("waiting", "active", "delayed", "waiting-children", "failed", "
 PER_PAGE: Final = 50
 SCANNED: Final = 20_000
 """How many jobs of a queue a search reads; ``bulltask jobs`` and the lake search further."""
+
+AUDIT_ENTRIES: Final = 200
 
 _SCAN_S: Final = 600
 _COST: Final = 0.01
@@ -239,6 +242,10 @@ class Pages:
         ]
         read = [self._app.queue(name).group_failures(scan=_NEWEST_FAILED) for name in failed[:_FAILURE_QUEUES]]
         return sorted((group for found in read for group in found.groups), key=lambda group: -group.count)
+
+    def audit(self) -> Sequence[AuditEntry]:
+        """Read the newest entries of the audit log."""
+        return self._once(("audit",), lambda: Audit(self._app).newest(AUDIT_ENTRIES))
 
     def queue(self, name: str, state: str, text: str, page: int) -> QueuePage:
         """Read a queue and some of its jobs.

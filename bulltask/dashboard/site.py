@@ -9,30 +9,43 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any, Final
-from urllib.parse import quote, unquote, urlencode
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData
-from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from bulltask.app import App
-from bulltask.dashboard.access import ACTIONS, SESSION_COOKIE, SESSION_S, Access, SecurityHeaders, User
+from bulltask.dashboard.access import (
+    ACTIONS,
+    SESSION_S,
+    VIEWS,
+    Access,
+    Audit,
+    Role,
+    SecurityHeaders,
+    TooManyGuesses,
+    User,
+    client_address,
+)
 from bulltask.dashboard.drawings import sparkline
 from bulltask.dashboard.pages import PER_PAGE, STATES, Pages
-from bulltask.jobs.errors import BulltaskError
+from bulltask.jobs.clock import timeout
+from bulltask.jobs.errors import BulltaskError, InvalidNameError
 
 __all__ = ["Dashboard"]
 
@@ -42,7 +55,9 @@ LIVE_S: Final = 2.0
 MAX_STREAMS: Final = 200
 """How many open pages are updated at a time; further ones must be reloaded."""
 
-_audit = logging.getLogger("bulltask.dashboard.audit")
+MAX_FORM: Final = 2**20
+"""The longest form, in bytes."""
+_MAX_LOGIN: Final = 2**12
 
 
 class NotFound(Exception):
@@ -51,11 +66,15 @@ class NotFound(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page: its path, its template, and what reads the template's variables, in a thread."""
+    """A page: its path, its template, and what reads the template's variables, in a thread.
+
+    ``view`` names it in :data:`bulltask.dashboard.access.VIEWS` if not everybody may see it.
+    """
 
     path: str
     template: str
     read: Callable[[Pages, Request], Mapping[str, Any]]
+    view: str = ""
 
 
 class Dashboard:
@@ -66,29 +85,43 @@ class Dashboard:
     Args:
         app: The app; its tasks can be run from the dashboard. ``App("name", broker_url=…)`` suffices for the rest.
         access: Who may use it.
+        path: Its path at the proxy (``"/tasks"``), if the proxy does not send ``X-Forwarded-Prefix``.
     """
 
-    def __init__(self, app: App, access: Access) -> None:
+    def __init__(self, app: App, access: Access, *, path: str = "") -> None:
         self._app = app
         self._access = access
+        self._path = path.rstrip("/")
         self._pages = Pages(app)
-        self._streams = 0
+        self._audit = Audit(app)
+        self._streams: set[asyncio.Event] = set()
         self._templates = _environment()
-        self._asgi = Starlette(
-            routes=[
-                Route("/login", self._login, methods=["GET", "POST"], name="login"),
-                Route("/logout", self._logout, methods=["POST"], name="logout"),
-                Mount("/static", StaticFiles(directory=str(files("bulltask.dashboard") / "static")), name="static"),
-                *(Route(page.path, self._page(page), name=page.template) for page in _PAGES),
-                *(Route(path, self._action(name, act), methods=["POST"], name=name) for path, name, act in _ACTIONS),
-            ],
-            middleware=[Middleware(SecurityHeaders)],
-            exception_handlers={404: self._not_found},
+        self._asgi = SecurityHeaders(
+            Starlette(
+                routes=[
+                    Route("/login", self._login, methods=["GET", "POST"], name="login"),
+                    Route("/logout", self._logout, methods=["POST"], name="logout"),
+                    Mount("/static", StaticFiles(directory=str(files("bulltask.dashboard") / "static")), name="static"),
+                    *(Route(page.path, self._page(page), name=page.template) for page in _PAGES),
+                    *(Route(path, self._action(name, act), methods=["POST"]) for path, name, act in _ACTIONS),
+                ],
+                exception_handlers={404: self._not_found},
+            )
         )
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve a request."""
+        if scope["type"] == "http":
+            scope = self._access.as_sent(scope, self._path)
+            if not self._access.is_own_host(HTTPConnection(scope)):
+                await PlainTextResponse("The dashboard has another name.", 421)(scope, receive, send)
+                return
         await self._asgi(scope, receive, send)
+
+    def close_streams(self) -> None:
+        """End the updates of all open pages, for which a server that stops would wait; called in its event loop."""
+        for ended in self._streams:
+            ended.set()
 
     # ---- pages ----
 
@@ -97,6 +130,8 @@ class Dashboard:
             user = self._access.user(request)
             if user is None:
                 return self._to_login(request)
+            if page.view and not self._access.may(user, page.view):
+                return self._error(request, user, f"You may not see this: it needs the role {_name(VIEWS[page.view])}.")
             if "text/event-stream" in request.headers.get("accept", ""):
                 return self._stream(page, request, user)
             status, html = await run_in_threadpool(self._render, page, request, user, whole=True)
@@ -106,14 +141,16 @@ class Dashboard:
 
     def _stream(self, page: Page, request: Request, user: User) -> Response:
         """Return the page's ``<main>``, again each time that it has changed, until the tab is closed or hidden."""
-        if self._streams >= MAX_STREAMS:
+        if len(self._streams) >= MAX_STREAMS:
             return Response("too many open pages", 503, {"Retry-After": "60"})
 
         async def events() -> AsyncIterator[str]:
-            self._streams += 1
+            ended = asyncio.Event()
+            self._streams.add(ended)
             try:
                 last = ""
-                while not await request.is_disconnected():
+                # A session may end while the page is open.
+                while not ended.is_set() and self._access.user(request) == user:
                     _, html = await run_in_threadpool(self._render, page, request, user, whole=False)
                     digest = hashlib.sha256(html.encode()).hexdigest()
                     if digest != last:
@@ -121,9 +158,11 @@ class Dashboard:
                     else:
                         yield ": no news\n\n"
                     last = digest
-                    await asyncio.sleep(LIVE_S)
+                    with suppress(TimeoutError):
+                        async with timeout(LIVE_S):
+                            await ended.wait()
             finally:
-                self._streams -= 1
+                self._streams.discard(ended)
 
         return StreamingResponse(events(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
@@ -132,18 +171,19 @@ class Dashboard:
         template, status = self._templates.get_template(f"{page.template}.html"), 200
         try:
             found = page.read(self._pages, request)
-        except NotFound as exc:
+        except (NotFound, InvalidNameError) as exc:
             template, status, found = self._templates.get_template("error.html"), 404, {"error": str(exc)}
         except BulltaskError as exc:
             template, status, found = self._templates.get_template("error.html"), 502, {"error": str(exc)}
         variables = {**self._common(request, user), **found}
         if whole:
-            return status, template.render(variables)
+            return status, _utf8(template.render(variables))
         context = template.new_context(variables)
-        return status, "".join(template.blocks["main"](context))
+        return status, _utf8("".join(template.blocks["main"](context)))
 
     def _common(self, request: Request, user: User | None) -> dict[str, Any]:
-        root = request.scope.get("root_path", "")
+        root, query = _root(request), dict(request.query_params)
+        is_sealed = user is not None and query.get("seal") == self._access.seal(user, query.get("notice", ""))
         return {
             "root": root,
             "user": user,
@@ -151,63 +191,86 @@ class Dashboard:
             "may": lambda action: self._access.may(user, action),
             "has_login": self._access.has_login,
             "app_name": self._app.main,
-            "server": self._app._broker.endpoint.safe_url,
-            "here": request.url.path.removeprefix(root) or "/",
-            "query": dict(request.query_params),
-            "notice": request.query_params.get("notice", ""),
+            "server": "" if user is None else self._app._broker.endpoint.safe_url,
+            "here": _here(request),
+            "query": query,
+            "notice": query["notice"] if is_sealed else "",
         }
 
+    def _page_without_data(
+        self, request: Request, user: User | None, template: str, status: int, error: str
+    ) -> Response:
+        variables = {**self._common(request, user), "error": error}
+        return HTMLResponse(_utf8(self._templates.get_template(template).render(variables)), status)
+
+    def _error(self, request: Request, user: User | None, error: str, status: int = 403) -> Response:
+        return self._page_without_data(request, user, "error.html", status, error)
+
     async def _not_found(self, request: Request, _exc: Exception) -> Response:
-        user = self._access.user(request)
-        variables = {**self._common(request, user), "error": "There is no such page."}
-        return HTMLResponse(self._templates.get_template("error.html").render(variables), 404)
+        return self._error(request, self._access.user(request), "There is no such page.", 404)
 
     # ---- login ----
 
     def _to_login(self, request: Request) -> Response:
         if "text/event-stream" in request.headers.get("accept", ""):
             return Response("log in", 401)
-        root = request.scope.get("root_path", "")
-        after = request.url.path.removeprefix(root) + (f"?{request.url.query}" if request.url.query else "")
-        return RedirectResponse(f"{root}/login?{urlencode({'next': after})}", 303)
+        after = _here(request) + (f"?{request.url.query}" if request.url.query else "")
+        after = f"?{urlencode({'next': after})}" if request.method == "GET" and after != "/" else ""
+        return RedirectResponse(f"{_root(request)}/login{after}", 303)
 
     async def _login(self, request: Request) -> Response:
-        root = request.scope.get("root_path", "")
-        variables = {**self._common(request, None), "error": ""}
-        after = request.query_params.get("next", "/")
-        given = (
-            str((await request.form()).get("secret", ""))
-            if request.method == "POST"
-            else (request.query_params.get("token", ""))
-        )
-        if given:
-            if self._access.has_guessed_too_often(request):
-                variables["error"] = "Too many attempts: try again in a minute."
-                return HTMLResponse(self._templates.get_template("login.html").render(variables), 429)
+        if request.method == "POST":
+            given = str((await _form(request, _MAX_LOGIN)).get("secret", ""))
+        else:
+            given = request.query_params.get("token", "")
+        if not given:
+            return self._page_without_data(request, None, "login.html", 200, "")
+        try:
             user = self._access.log_in(request, given)
-            if user is not None:
-                # Only a path of this site: "//evil.example" and "/\evil.example" would be others.
-                is_path = after.startswith("/") and not after.startswith(("//", "/\\"))
-                response = RedirectResponse(f"{root}{after if is_path else '/'}", 303)
-                response.set_cookie(
-                    SESSION_COOKIE,
-                    self._access.session(user),
-                    max_age=SESSION_S,
-                    path=root or "/",
-                    secure=request.url.scheme == "https",
-                    httponly=True,
-                    samesite="strict",
-                )
-                _audit.info("login", extra={"user": user.name, "address": request.client and request.client.host})
-                return response
-            variables["error"] = "This is not the token or password."
-        return HTMLResponse(self._templates.get_template("login.html").render(variables), 401 if given else 200)
+        except TooManyGuesses:
+            error = "Too many attempts: try again in a minute."
+            return self._page_without_data(request, None, "login.html", 429, error)
+        if user is None:
+            await self._record(request, None, "login", "wrong token or password", refused=True)
+            return self._page_without_data(request, None, "login.html", 401, "This is not the token or password.")
+        await self._record(request, user, "login", "logged in")
+        response = RedirectResponse(f"{_root(request)}{_own_path(request.query_params.get('next', '/'))}", 303)
+        response.set_cookie(
+            self._access.cookie,
+            self._access.session(user),
+            max_age=SESSION_S,
+            path=_root(request) or "/",
+            secure=request.url.scheme == "https",
+            httponly=True,
+            samesite="lax",  # "strict" would ask those who follow a link in a chat to log in again
+        )
+        return response
 
     async def _logout(self, request: Request) -> Response:
-        root = request.scope.get("root_path", "")
-        response = RedirectResponse(f"{root}/login", 303)
-        response.delete_cookie(SESSION_COOKIE, path=root or "/")
+        user, form = self._access.user(request), await _form(request, _MAX_LOGIN)
+        if user is not None and user.session:
+            if not self._access.is_own_form(request, user, str(form.get("form_token", ""))):
+                return self._error(request, user, _FORGED)
+            self._access.log_out(user)
+            await self._record(request, user, "logout", "logged out")
+        response = RedirectResponse(f"{_root(request)}/login", 303)
+        response.delete_cookie(self._access.cookie, path=_root(request) or "/")
         return response
+
+    async def _record(
+        self, request: Request, user: User | None, action: str, outcome: str, *, refused: bool = False
+    ) -> None:
+        """Write an entry of the audit log."""
+        parts = [(name.removesuffix("_id"), _param(request, name)) for name in request.path_params]
+        await run_in_threadpool(
+            self._audit.record,
+            action,
+            outcome,
+            user="" if user is None else user.name,
+            address=client_address(request),
+            target=", ".join(f"{name} {value}" for name, value in parts),
+            refused=refused,
+        )
 
     # ---- actions ----
 
@@ -216,25 +279,73 @@ class Dashboard:
             user = self._access.user(request)
             if user is None:
                 return self._to_login(request)
-            form = await request.form()
+            form = await _form(request, MAX_FORM)
             if not self._access.is_own_form(request, user, str(form.get("form_token", ""))):
-                return Response("This form was not sent by the dashboard; reload the page.", 403)
+                await self._record(request, user, name, _FORGED, refused=True)
+                return self._error(request, user, _FORGED)
             if not self._access.may(user, name):
-                return Response(f"You may not do this: {name} needs the role {ACTIONS[name].name.lower()}.", 403)
+                refusal = self._refusal(name)
+                await self._record(request, user, name, refusal, refused=True)
+                return self._error(request, user, refusal)
             try:
                 notice = await run_in_threadpool(act, self._app, request, form)
-                _audit.info(name, extra={"user": user.name, "path": request.url.path, "notice": notice})
             except BulltaskError as exc:
                 notice = f"Error: {exc}"
-                _audit.warning(name, extra={"user": user.name, "path": request.url.path, "error": str(exc)})
+            await self._record(request, user, name, notice)
             self._pages.forget()
-            root = request.scope.get("root_path", "")
-            back = str(form.get("back", "/"))
-            back = back if back.startswith("/") and not back.startswith(("//", "/\\")) else "/"
-            sign = "&" if "?" in back else "?"
-            return RedirectResponse(f"{root}{back}{sign}{urlencode({'notice': notice})}", 303)
+            back = _own_path(str(form.get("back", "/")))
+            told = urlencode({"notice": notice, "seal": self._access.seal(user, notice)}, errors="replace")
+            return RedirectResponse(f"{_root(request)}{back}{'&' if '?' in back else '?'}{told}", 303)
 
         return serve
+
+    def _refusal(self, action: str) -> str:
+        if self._access.read_only:
+            return "The dashboard is read-only."
+        return f"You may not do this: {action} needs the role {_name(ACTIONS[action])}."
+
+
+_FORGED: Final = "This form was not sent by a page of the dashboard, or its session has ended: reload the page."
+
+
+def _name(role: Role) -> str:
+    return role.name.lower()
+
+
+def _root(request: Request) -> str:
+    return str(request.scope.get("root_path", ""))
+
+
+def _here(request: Request) -> str:
+    """Return the path of a page, quoted as links to it are."""
+    return quote(request.scope["path"].removeprefix(_root(request))) or "/"
+
+
+def _own_path(path: str) -> str:
+    r"""Return a path of this site, or ``/``: ``//evil.example`` and ``/\evil.example`` would be others."""
+    return path if _OWN_PATH.match(path) else "/"
+
+
+_OWN_PATH: Final = re.compile(r"/(?![/\\])[^\x00-\x20\x7f]*\Z")
+
+
+def _utf8(html: str) -> str:
+    """Replace what UTF-8 cannot encode: ids and names in Redis are bytes."""
+    return html.encode("utf-8", "replace").decode()
+
+
+async def _form(request: Request, max_bytes: int) -> FormData:
+    """Read a form as browsers send it by default. (Files would need a parser of their own.)"""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise HTTPException(413, f"the form has more than {max_bytes} bytes")
+    try:
+        fields = parse_qsl(body.decode("ascii", "replace"), keep_blank_values=True, max_num_fields=10_000)
+    except ValueError as exc:
+        raise HTTPException(400, str(exc)) from exc
+    return FormData([(name, value) for name, value in fields])
 
 
 # ---- what pages show ----
@@ -242,7 +353,7 @@ class Dashboard:
 
 def _param(request: Request, name: str) -> str:
     """Return a part of the path as :func:`_path` has quoted it."""
-    return unquote(request.path_params[name])
+    return unquote(request.path_params[name], errors="surrogateescape")
 
 
 def _overview(pages: Pages, _request: Request) -> Mapping[str, Any]:
@@ -254,6 +365,10 @@ def _overview(pages: Pages, _request: Request) -> Mapping[str, Any]:
 def _workers(pages: Pages, _request: Request) -> Mapping[str, Any]:
     fleet, now_ms = pages.fleet()
     return {"fleet": fleet, "now_ms": now_ms}
+
+
+def _audit(pages: Pages, _request: Request) -> Mapping[str, Any]:
+    return {"entries": pages.audit()}
 
 
 def _failures(pages: Pages, _request: Request) -> Mapping[str, Any]:
@@ -282,6 +397,7 @@ _PAGES: Final = (
     Page("/", "overview", _overview),
     Page("/workers", "workers", _workers),
     Page("/failures", "failures", _failures),
+    Page("/audit", "audit", _audit, view="audit"),
     Page("/queues/{queue}", "queue", _queue),
     Page("/queues/{queue}/jobs/{job_id}", "job", _job),
 )
@@ -379,4 +495,5 @@ def _number(value: float) -> str:
 
 def _path(text: str) -> str:
     """Quote a name for a path, twice, because servers decode paths before routes see them, and names may have a "/"."""
-    return quote(quote(text, safe=""), safe="")
+    quoted = quote(quote(text, safe="", errors="surrogateescape"), safe="")
+    return quoted if quoted.strip(".") else quoted.replace(".", "%252E")  # browsers resolve "..", and "%2E%2E", too

@@ -54,6 +54,7 @@ __all__ = [
     "beat_queues",
     "by_name",
     "command",
+    "dashboard_audit",
     "error_parser",
     "guard_key",
     "is_wait_for_replicas",
@@ -424,6 +425,12 @@ def queue_consumers(prefix: str, app: str) -> str:
 def known_queues(prefix: str) -> str:
     """Return the key of a sorted set: the queues that workers and senders use, by when they were last used."""
     return f"{_BULLTASK_ROOT}:queues" if prefix == "bull" else f"{_BULLTASK_ROOT}:{prefix}:queues"
+
+
+def dashboard_audit(prefix: str, *, refused: bool) -> str:
+    """Return the key of a stream: what was done with the dashboard, or what it has refused."""
+    root = _BULLTASK_ROOT if prefix == "bull" else f"{_BULLTASK_ROOT}:{prefix}"
+    return f"{root}:dashboard-{'refused' if refused else 'audit'}"
 
 
 def saved_group(prefix: str, group_id: str) -> str:
