@@ -7,7 +7,6 @@ both call the same functions of :mod:`bulltask.queue`. What may not be read is `
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -15,17 +14,21 @@ from typing import Any, Final, TypeVar
 from bulltask.app import App
 from bulltask.config.urls import redact_secrets
 from bulltask.dashboard.access import Audit, AuditEntry
+from bulltask.jobs import codec
 from bulltask.jobs.clock import mono_s
-from bulltask.jobs.errors import BulltaskError
+from bulltask.jobs.errors import BrokerAuthError, BulltaskError
 from bulltask.jobs.names import address_of, name_in_app
 from bulltask.jobs.payloads import describe, is_envelope
 from bulltask.queue import Job
+from bulltask.queue.flows import Workflow, read_workflow
 from bulltask.queue.overview import Fleet, QueueOverview, find_queues, read_fleet, read_overview
 from bulltask.queue.reasons import Explanation
 from bulltask.queue.search import FailureGroup, JobFilter, JobSearch
 from bulltask.transport.call import QueueKeys
+from bulltask.transport.operation import Operation
+from bulltask.transport.streams import Entry, read_back, read_now
 
-__all__ = ["JobPage", "JobRow", "Overview", "Pages", "QueuePage"]
+__all__ = ["Charts", "JobPage", "JobRow", "Overview", "Pages", "QueuePage", "Span"]
 
 R = TypeVar("R")
 
@@ -42,7 +45,13 @@ _SCAN_S: Final = 600
 _COST: Final = 0.01
 """The share of one core that a page which stays open may cost: it is read again after a hundred times as long."""
 _MIN_AGE_S: Final = 2.0
-_HISTORY: Final = 90
+_HISTORY: Final = 120
+_HISTORY_S: Final = 3_600.0
+_SERIES: Final = 12
+"""How many queues a chart shows: those with the most jobs."""
+_MINUTES: Final = 180
+_MAX_NODES: Final = 1_000
+_EVENTS: Final = 1_000
 _NEWEST_FAILED: Final = 500
 _FAILURE_QUEUES: Final = 50
 _LOG_LINES: Final = 200
@@ -50,11 +59,92 @@ _LOG_LINES: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """How full a queue was at a time."""
+    """How full a queue was at a time.
 
-    at_s: float
+    Attributes:
+        at_ms: The server's time.
+        waiting: How many jobs waited.
+        active: How many jobs ran.
+        oldest_ms: For how long the oldest job had waited; ``None`` if it is unknown.
+        finished_per_s: How many jobs finished per second, in the minute before.
+    """
+
+    at_ms: int
     waiting: int
+    active: int
+    oldest_ms: int | None
     finished_per_s: float | None
+
+
+class _Samples:
+    """The samples of a queue in the last hour: at most ``_HISTORY``, so that thousands of queues have some."""
+
+    __slots__ = ("_gap_ms", "samples")
+
+    def __init__(self) -> None:
+        self._gap_ms = 0.0
+        self.samples: list[Sample] = []
+
+    def add(self, sample: Sample) -> None:
+        """Add a sample, unless the last one is recent; if there are too many, every second one goes."""
+        samples = self.samples
+        if samples and sample.at_ms - samples[-1].at_ms < self._gap_ms:
+            samples[-1] = sample
+            return
+        samples.append(sample)
+        if len(samples) > _HISTORY:
+            self._gap_ms = 2 * (samples[-1].at_ms - samples[0].at_ms) / len(samples)
+            if samples[-1].at_ms - samples[0].at_ms < _HISTORY_S * 1000:
+                del samples[:-1:2]
+            else:
+                self._gap_ms /= 2
+                del samples[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A time that a job spent in a state.
+
+    Attributes:
+        state: The state; ``stalled`` and ``removed`` are moments.
+        from_ms: When it began.
+        until_ms: When it ended; ``None`` if it has not.
+        start: How much of the job's time had passed, from 0 to 1.
+        length: How much of the job's time it took, from 0 to 1.
+        note: What else is known of it.
+    """
+
+    state: str
+    from_ms: int
+    until_ms: int | None
+    start: float
+    length: float
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Charts:
+    """The figures of one queue, or of several, over time.
+
+    Attributes:
+        times_ms: The times of the samples since this process shows the dashboard.
+        waiting: How many jobs waited, by queue.
+        oldest_s: For how long the oldest job had waited.
+        rate: How many jobs finished per second.
+        active: How many jobs ran.
+        left_out: How many queues are not shown.
+        minutes_ms: The times of BullMQ's metrics; empty if no worker writes them.
+        per_minute: How many jobs completed and failed in each minute.
+    """
+
+    times_ms: Sequence[int]
+    waiting: Mapping[str, Sequence[float | None]]
+    oldest_s: Mapping[str, Sequence[float | None]]
+    rate: Mapping[str, Sequence[float | None]]
+    active: Mapping[str, Sequence[float | None]]
+    left_out: int
+    minutes_ms: Sequence[int]
+    per_minute: Mapping[str, Sequence[float | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +211,8 @@ class JobPage:
     children: Mapping[str, int]
     parent: tuple[str, str] | None
     data: str
+    timeline: Sequence[Span]
+    is_timeline_complete: bool
     now_ms: int
 
 
@@ -151,7 +243,7 @@ class Pages:
         self._scanned: set[str] = set()
         self._scanned_all = True
         self._scan_at_s = 0.0
-        self._history: dict[str, deque[Sample]] = {}
+        self._history: dict[str, _Samples] = {}
 
     def _once(self, key: tuple[object, ...], read: Callable[[], R]) -> R:
         """Return what was read for this key a moment ago, or read it; threads that ask at the same time wait."""
@@ -196,8 +288,8 @@ class Pages:
             now_ms = app._broker.clock.now_ms()
             overview = read_overview(client, [self._keys(name) for name in found.names], now_ms)
         for queue in overview:
-            self._remember(queue)
-        history = {name: tuple(samples) for name, samples in self._history.items()}
+            self._remember(queue, now_ms)
+        history = {name: tuple(its.samples) for name, its in self._history.items()}
         return Overview(overview, history, self._scanned_all, now_ms, app._broker.endpoint.safe_url)
 
     def _named(self) -> Iterator[str]:
@@ -211,13 +303,66 @@ class Pages:
         config = self._app._config
         return QueueKeys(config.prefix, name, name_in_app(name, hash_tag=config.queue_hash_tag))
 
-    def _remember(self, queue: QueueOverview) -> None:
+    def _remember(self, queue: QueueOverview, now_ms: int) -> None:
         if isinstance(queue.figures, BulltaskError):
             return
         figures, window_ms = queue.figures, queue.figures.window_ms
         rate = None if window_ms is None else figures.finished * 1000 / window_ms
-        samples = self._history.setdefault(queue.keys.name, deque(maxlen=_HISTORY))
-        samples.append(Sample(mono_s(), figures.waiting, rate))
+        oldest_ms = figures.oldest_ms if figures.waiting else 0
+        sample = Sample(now_ms, figures.waiting, figures.active, oldest_ms, rate)
+        self._history.setdefault(queue.keys.name, _Samples()).add(sample)
+
+    def charts(self, queue: str | None) -> Charts:
+        """Read the figures of a queue over time, or of those queues that have the most jobs."""
+        return self._once(("charts", queue), lambda: self._read_charts(queue))
+
+    def _read_charts(self, queue: str | None) -> Charts:
+        overview = self.overview()
+        busy = sorted(overview.queues, key=_size, reverse=True) if queue is None else overview.queues
+        names = [one.keys for one in busy if queue is None or one.keys.queue == queue]
+        shown = names[:_SERIES]
+        samples = {keys.queue: {one.at_ms: one for one in overview.history.get(keys.name, ())} for keys in shown}
+        times = sorted({at for found in samples.values() for at in found})
+
+        def lines(read: Callable[[Sample], float | None]) -> dict[str, list[float | None]]:
+            return {name: [read(found[at]) if at in found else None for at in times] for name, found in samples.items()}
+
+        minutes, per_minute = ([], {}) if queue is None else self._read_metrics(queue, overview.now_ms)
+        return Charts(
+            times_ms=times,
+            waiting=lines(lambda one: one.waiting),
+            oldest_s=lines(lambda one: None if one.oldest_ms is None else one.oldest_ms / 1000),
+            rate=lines(lambda one: one.finished_per_s),
+            active=lines(lambda one: one.active),
+            left_out=len(names) - len(shown),
+            minutes_ms=minutes,
+            per_minute=per_minute,
+        )
+
+    def _read_metrics(self, name: str, now_ms: int) -> tuple[list[int], dict[str, list[float | None]]]:
+        """Read BullMQ's metrics: the minutes, and how many jobs completed and failed in each."""
+        queue, found = self._app.queue(name), dict[str, list[int]]()
+        for kind in ("completed", "failed"):
+            metrics = queue.get_metrics(kind, 0, _MINUTES - 1)
+            if metrics.previous_ms:
+                # The minute of the last job is not stored yet, nor are those since then, in which none has finished.
+                idle = min(_MINUTES, max(0, now_ms // 60_000 - metrics.previous_ms // 60_000))
+                found[kind] = [0] * idle + [metrics.count - metrics.previous_count, *metrics.data]
+        length = min(_MINUTES, max(map(len, found.values()), default=0))
+        if not length:
+            return [], {}
+        last_ms = now_ms - now_ms % 60_000
+        times = [last_ms - 60_000 * back for back in reversed(range(length))]
+        padded = {kind: (data + [0] * length)[:length][::-1] for kind, data in found.items()}
+        return times, {kind: [float(value) for value in data] for kind, data in padded.items()}
+
+    def workflow(self, queue: str, job_id: str) -> Workflow | None:
+        """Read the workflow of a job: the jobs that wait for it and for which it waits; ``None`` if it is unknown."""
+        return self._once(("workflow", queue, job_id), lambda: self._read_workflow(queue, job_id))
+
+    def _read_workflow(self, queue: str, job_id: str) -> Workflow | None:
+        read = read_workflow(lambda: self._app._broker, queue, job_id, _MAX_NODES)
+        return self._app.queue(queue).context.run(read)
 
     def fleet(self) -> tuple[Fleet, int]:
         """Read the workers of all queues; the second value is the server's time."""
@@ -297,17 +442,41 @@ class Pages:
         logs = job.get_logs(0, _LOG_LINES - 1, asc=False)
         explanation = job.explain()
         children = {kind: number for kind, number in job.get_dependencies_count().items() if number}
+        now_ms, state = self._app._now_ms(), str(explanation.state or "unknown")
+        entries, is_complete = self._read_events(job, now_ms)
         return JobPage(
             job=job,
-            state=str(explanation.state or "unknown"),
+            state=state,
             explanation=explanation,
             logs=tuple(reversed(logs.lines)),
             log_count=logs.count,
             children=children,
             parent=self._parent(job),
             data=describe(job.data) if is_envelope(job.data) else job.data_text,
-            now_ms=self._app._now_ms(),
+            timeline=timeline(job, state, entries, now_ms),
+            is_timeline_complete=is_complete,
+            now_ms=now_ms,
         )
+
+    def _read_events(self, job: Job, now_ms: int) -> tuple[list[tuple[int, str]], bool]:
+        """Return the times and events of a job in its queue's stream, as far as they are there, and if these are all.
+
+        A busy queue has thousands of entries while a job runs: the first and last ones of its time are read.
+        """
+        context = job.context
+        since_ms, until_ms = max(0, job.timestamp_ms - _SKEW_MS), (job.finished_ms or now_ms) + _SKEW_MS
+        try:
+            first, last = context.run(_first_and_last(context.keys, since_ms, until_ms))
+        except BrokerAuthError:  # who may not read events sees what the job's fields say
+            return [], False
+        wanted = job.id.encode("utf-8", "surrogateescape")
+        found = [
+            (_order(entry_id)[0], codec.decode_text(fields.get(b"event")))
+            for entry_id, fields in sorted({**dict(first), **dict(last)}.items(), key=lambda entry: _order(entry[0]))
+            if fields.get(b"jobId") == wanted and _order(entry_id)[0] <= until_ms
+        ]
+        has_all = len(last) < _EVENTS or (bool(first) and _order(last[-1][0]) <= _order(first[-1][0]))
+        return found, has_all and bool(found) and found[0][1] == "added"
 
     def _parent(self, job: Job) -> tuple[str, str] | None:
         """Return the queue, by its name in the app, and the id of a job's parent."""
@@ -316,3 +485,75 @@ class Pages:
         config = self._app._config
         _, name, job_id = address_of(job.parent_key, config.prefix)
         return name_in_app(name, hash_tag=config.queue_hash_tag), job_id
+
+
+# ---- the timeline of a job ----
+
+_SKEW_MS: Final = 2_000
+"""How far the clock of a sender may be from the server's, by whose clock events are stored."""
+
+_BEGIN: Final = frozenset(("waiting", "delayed", "active", "waiting-children", "completed", "failed", "stalled"))
+"""Events that begin a state of the same name."""
+
+
+def timeline(job: Job, state: str, events: Sequence[tuple[int, str]], now_ms: int) -> list[Span]:
+    """Return the states of a job, from its events, and where they are missing from its fields."""
+    moments = [(ms, event, "") for ms, event in events if event in _BEGIN]
+    if not events or events[0][1] != "added":
+        moments = [*_before(job, moments), *moments]
+    elif not moments or moments[0][0] > events[0][0] + 1:
+        moments.insert(0, (events[0][0], "waiting", ""))
+    last = moments[-1][1]
+    if state in {"completed", "failed"} and job.finished_ms and last != state:
+        if job.processed_ms and last != "active":
+            moments.append((job.processed_ms, "active", ""))
+        moments.append((job.finished_ms, state, ""))
+    elif state == "active" and job.processed_ms and last != "active":
+        moments.append((job.processed_ms, "active", ""))
+    is_over = moments[-1][1] in {"completed", "failed"}
+    end_ms = moments[-1][0] if is_over else max(now_ms, moments[-1][0])
+    whole_ms = max(1, end_ms - moments[0][0])
+    ends: list[int | None] = [*(ms for ms, _, _ in moments[1:]), None]
+    return [
+        Span(
+            name,
+            from_ms,
+            from_ms if until_ms is None and is_over else until_ms,
+            (from_ms - moments[0][0]) / whole_ms,
+            max(0, (end_ms if until_ms is None else until_ms) - from_ms) / whole_ms,
+            note,
+        )
+        for (from_ms, name, note), until_ms in zip(moments, ends, strict=True)
+    ]
+
+
+def _before(job: Job, moments: Sequence[tuple[int, str, str]]) -> list[tuple[int, str, str]]:
+    """Return what a job's fields say of the time before its first known event."""
+    first = "delayed" if job.delay_ms else "waiting"
+    attempts = job.attempts_started - sum(name == "active" for _, name, _ in moments)
+    is_last_known = bool(moments) or job.processed_ms is None
+    earlier = attempts if is_last_known else attempts - 1
+    note = (
+        "" if earlier < 1 else f"and {earlier} earlier attempt{'s' if earlier > 1 else ''}, whose times are not known"
+    )
+    found = [(job.timestamp_ms, first, note)]
+    if not is_last_known and job.processed_ms is not None:
+        found.append((job.processed_ms, "active", ""))
+    return found
+
+
+def _size(queue: QueueOverview) -> int:
+    """Return how much goes on in a queue."""
+    figures = queue.figures
+    return -1 if isinstance(figures, BulltaskError) else figures.waiting + figures.active + figures.finished
+
+
+def _order(entry_id: str) -> tuple[int, int]:
+    ms, _, number = entry_id.partition("-")
+    return int(ms), int(number or 0)
+
+
+def _first_and_last(keys: QueueKeys, since_ms: int, until_ms: int) -> Operation[tuple[list[Entry], list[Entry]]]:
+    """Read the first and the last entries of a time in a queue's stream; the last ones begin with the newest."""
+    first, last = yield [read_now(keys, str(since_ms)), read_back(keys, str(until_ms), str(since_ms), _EVENTS)]
+    return first, last

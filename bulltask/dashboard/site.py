@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,6 +31,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from bulltask.app import App
+from bulltask.config.urls import redact_secrets
 from bulltask.dashboard.access import (
     ACTIONS,
     SESSION_S,
@@ -42,10 +44,12 @@ from bulltask.dashboard.access import (
     User,
     client_address,
 )
-from bulltask.dashboard.drawings import sparkline
-from bulltask.dashboard.pages import PER_PAGE, STATES, Pages
+from bulltask.dashboard.drawings import SIGNS, Box, Line, bar, chart, graph, sparkline
+from bulltask.dashboard.pages import PER_PAGE, STATES, Charts, Pages
 from bulltask.jobs.clock import timeout
 from bulltask.jobs.errors import BulltaskError, InvalidNameError
+from bulltask.jobs.names import FAN_OUT
+from bulltask.queue.flows import WorkflowJob
 
 __all__ = ["Dashboard"]
 
@@ -390,7 +394,62 @@ def _job(pages: Pages, request: Request) -> Mapping[str, Any]:
     found = pages.job(queue, job_id)
     if found is None:
         raise NotFound(f"Queue {queue} has no job {job_id}: it was removed, or never added.")
-    return {"found": found, "job": found.job}
+    return {"found": found, "job": found.job, "signs": SIGNS}
+
+
+def _workflow(pages: Pages, request: Request) -> Mapping[str, Any]:
+    queue, job_id = _param(request, "queue"), _param(request, "job_id")
+    found = pages.workflow(queue, job_id)
+    if found is None:
+        raise NotFound(f"Queue {queue} has no job {job_id}: it was removed, or never added.")
+    here = next(job for job in found.jobs if (job.queue, job.id) == (queue, job_id))
+    counts = Counter(job.state for job in found.jobs)
+    picture = graph(
+        [_box(job, _root(request)) for job in found.jobs],
+        here.key,
+        f"Workflow of job {job_id}: each job is below those that wait for it",
+    )
+    left_out = sum(job.left_out for job in found.jobs)
+    return {"job": here, "found": found, "counts": counts, "picture": picture, "left_out": left_out, "signs": SIGNS}
+
+
+def _box(job: WorkflowJob, root: str) -> Box:
+    name = "fan-out" if job.name == FAN_OUT else job.name
+    waits = f"; waits for {len(job.waits_for) + job.left_out:,} jobs" if job.waits_for or job.left_out else ""
+    reason = f": {redact_secrets(job.reason)[:200]}" if job.reason else ""
+    return Box(
+        key=job.key,
+        href=f"{root}/queues/{_path(job.queue)}/jobs/{_path(job.id)}",
+        name=name,
+        state=job.state,
+        title=f"{name}, {job.state}{reason}; job {job.id} of queue {job.queue}{waits}",
+        below=job.waits_for,
+        left_out=job.left_out,
+    )
+
+
+def _charts(pages: Pages, request: Request) -> Mapping[str, Any]:
+    name = _param(request, "queue") if "queue" in request.path_params else None
+    found = pages.charts(name)
+    if name is not None and name not in found.waiting:
+        raise NotFound(f"There is no queue {name}, or nothing is known of it yet.")
+    return {"name": name, "found": found, "pictures": _pictures(found)}
+
+
+def _pictures(found: Charts) -> list[Markup]:
+    def of(values: Mapping[str, Sequence[float | None]]) -> list[Line]:
+        return [Line(name, line) for name, line in values.items()]
+
+    pictures = []
+    if found.minutes_ms:
+        pictures.append(chart("Jobs finished per minute", "jobs", found.minutes_ms, of(found.per_minute)))
+    return [
+        *pictures,
+        chart("Jobs finished per second, mean of a minute", "/s", found.times_ms, of(found.rate)),
+        chart("Waiting jobs", "jobs", found.times_ms, of(found.waiting)),
+        chart("For how long the oldest job has been waiting", "s", found.times_ms, of(found.oldest_s)),
+        chart("Active jobs", "jobs", found.times_ms, of(found.active)),
+    ]
 
 
 _PAGES: Final = (
@@ -400,6 +459,9 @@ _PAGES: Final = (
     Page("/audit", "audit", _audit, view="audit"),
     Page("/queues/{queue}", "queue", _queue),
     Page("/queues/{queue}/jobs/{job_id}", "job", _job),
+    Page("/queues/{queue}/jobs/{job_id}/workflow", "workflow", _workflow),
+    Page("/charts", "charts", _charts),
+    Page("/queues/{queue}/charts", "charts", _charts),
 )
 
 
@@ -458,8 +520,8 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {"moment": _moment, "age": _age, "number": _number, "path": _path}
-    templates.globals["sparkline"] = sparkline
+    templates.filters |= {"moment": _moment, "age": _age, "duration": _duration, "number": _number, "path": _path}
+    templates.globals |= {"sparkline": sparkline, "bar": bar}
     return templates
 
 
@@ -487,6 +549,11 @@ def _age(ms: float | None) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.1f}".removesuffix(".0") + f" {unit}"
     return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+def _duration(ms: float) -> str:
+    """Return ``12 ms``, or what :func:`_age` does."""
+    return f"{ms:.0f} ms" if ms < 1000 else _age(ms)
 
 
 def _number(value: float) -> str:

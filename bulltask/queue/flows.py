@@ -12,8 +12,9 @@ from typing import Any, Final, Generic, TypedDict, TypeVar, Unpack, cast
 
 from bulltask.config.config import Config
 from bulltask.config.urls import SecretUrl, secret_url
+from bulltask.jobs import codec
 from bulltask.jobs.backoff import reconnect_delay_ms
-from bulltask.jobs.codec import Json
+from bulltask.jobs.codec import Json, int_field
 from bulltask.jobs.errors import (
     BrokerError,
     BulltaskError,
@@ -22,14 +23,15 @@ from bulltask.jobs.errors import (
     ParentConflictError,
     ParentNotFoundError,
 )
+from bulltask.jobs.failure_reasons import plain_reason
 from bulltask.jobs.job import FAILURE_FLAGS, NewJob, ParentLike, PlannedJob, in_order, link_to_parent, stored_options
-from bulltask.jobs.names import address_of, bullmq_name, check_queue_name, check_reference, name_in_app
+from bulltask.jobs.names import FAN_OUT, address_of, bullmq_name, check_queue_name, check_reference, name_in_app
 from bulltask.jobs.stored_job import StoredJob
 from bulltask.queue.context import AddOptions, QueueContext, build_job
 from bulltask.queue.fields import JobFields, sent_job
 from bulltask.registry.canvas import Signature, is_call
 from bulltask.transport.broker import Broker
-from bulltask.transport.call import Call, QueueKeys, command
+from bulltask.transport.call import Call, QueueKeys, command, text
 from bulltask.transport.cluster import check_one_slot
 from bulltask.transport.operation import Operation, execute, transaction
 from bulltask.transport.produce import PROTOCOL_VERSION, wait_for_replicas
@@ -40,18 +42,22 @@ from bulltask.transport.scripts.flow import (
     add_dependency,
     children,
     existing_job,
+    get_dependency_counts,
     key_exists,
     was_added,
 )
-from bulltask.transport.scripts.job import read_job
+from bulltask.transport.scripts.job import job_fields, read_job
 
 __all__ = [
     "ChildOptions",
     "FlowBase",
     "FlowJob",
     "FlowNode",
+    "Workflow",
+    "WorkflowJob",
     "add_flow_once",
     "plan",
+    "read_workflow",
 ]
 
 
@@ -392,6 +398,29 @@ class _OtherNamingContext(QueueContext):
         return self._keys
 
 
+class _Addresses:
+    """Finds the queues of jobs by their full keys."""
+
+    def __init__(self, broker: Callable[[], Broker]) -> None:
+        self._broker = broker
+        self._contexts: dict[str, QueueContext] = {}
+
+    def of(self, key: str) -> tuple[QueueContext, str]:
+        """Return the queue and the id of a job."""
+        prefix, name, job_id = address_of(key, self._broker().config.prefix)
+        base = f"{prefix}:{name}"
+        if base not in self._contexts:
+            self._contexts[base] = self._context(prefix, name)
+        return self._contexts[base], job_id
+
+    def _context(self, prefix: str, name: str) -> QueueContext:
+        broker = self._broker()
+        for queue in (name_in_app(name, hash_tag=True), name):
+            if broker.keys(queue).base == f"{prefix}:{name}:":
+                return QueueContext(queue, self._broker, None)
+        return _OtherNamingContext(QueueKeys(prefix, name), self._broker)
+
+
 class FlowReader:
     """Reads a flow: up to ``depth`` levels, and ``max_children`` of each kind per job."""
 
@@ -403,7 +432,7 @@ class FlowReader:
         self._depth = depth
         self._max_children = max_children
         self._root = ReadNode(QueueContext(queue, broker, None), job_id)
-        self._contexts: dict[str, QueueContext] = {}
+        self._addresses = _Addresses(broker)
 
     def read(self) -> Operation[list[list[ReadNode]]]:
         """Read the flow and return its levels, the root's first."""
@@ -440,18 +469,186 @@ class FlowReader:
         return node.children
 
     def _node(self, key: str) -> ReadNode:
-        prefix, name, job_id = address_of(key, self._broker().config.prefix)
-        base = f"{prefix}:{name}"
-        if base not in self._contexts:
-            self._contexts[base] = self._context(prefix, name)
-        return ReadNode(self._contexts[base], job_id)
+        return ReadNode(*self._addresses.of(key))
 
-    def _context(self, prefix: str, name: str) -> QueueContext:
-        broker = self._broker()
-        for queue in (name_in_app(name, hash_tag=True), name):
-            if broker.keys(queue).base == f"{prefix}:{name}:":
-                return QueueContext(queue, self._broker, None)
-        return _OtherNamingContext(QueueKeys(prefix, name), self._broker)
+
+@dataclass(frozen=True, slots=True)
+class WorkflowJob:
+    """A job in a workflow.
+
+    Attributes:
+        key: Its full key.
+        state: Its state, under BullMQ's name; ``active`` only if a worker holds its lock.
+        reason: Why its last attempt failed.
+        waits_for: The keys of its child jobs that are in the workflow.
+        left_out: How many child jobs it has besides: they were removed, or there are too many.
+    """
+
+    key: str
+    queue: str
+    id: str
+    name: str
+    state: str
+    reason: str
+    timestamp_ms: int
+    processed_ms: int | None
+    finished_ms: int | None
+    waits_for: tuple[str, ...]
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class Workflow:
+    """A job, and all jobs to which dependencies lead from it: those that wait for it, and those it waits for.
+
+    ``is_complete`` is false if it has more jobs than were read.
+    """
+
+    jobs: tuple[WorkflowJob, ...]
+    is_complete: bool
+
+
+_FIELDS: Final = ("name", "timestamp", "processedOn", "finishedOn", "failedReason", "parentKey")
+_FINISHED: Final = ("completed", "failed")
+_UNFINISHED: Final = ("delayed", "prioritized", "waiting-children")
+_PER_ROUND_TRIP: Final = 250
+_DEPENDENCIES_PER_JOB: Final = 4
+"""How many dependencies of a workflow's jobs are read, on average; each job of a flow has one."""
+
+
+def read_workflow(
+    broker: Callable[[], Broker], queue: str, job_id: str, max_jobs: int = 1_000
+) -> Operation[Workflow | None]:
+    """Read the workflow of a job: the ``max_jobs`` jobs that are nearest to it; ``None`` if there is no such job.
+
+    Unlike :class:`FlowReader`, it also reads the jobs that wait for this one, and other dependents of a fan-out job;
+    and of each job only a few short fields.
+    """
+    return _WorkflowReader(broker, max_jobs).read(QueueContext(queue, broker, None).keys.job(check_reference(job_id)))
+
+
+class _WorkflowReader:
+    def __init__(self, broker: Callable[[], Broker], max_jobs: int) -> None:
+        self._addresses = _Addresses(broker)
+        self._max_jobs = max_jobs
+        self._budget = _DEPENDENCIES_PER_JOB * max_jobs
+        self._fields: dict[str, dict[bytes, bytes]] = {}
+        self._children: dict[str, list[str]] = {}
+        self._totals: dict[str, int] = {}
+
+    def read(self, key: str) -> Operation[Workflow | None]:
+        is_complete = yield from self._find(key)
+        if key not in self._fields:
+            return None
+        states: dict[str, str] = {}
+        keys = list(self._fields)
+        for start in range(0, len(keys), _PER_ROUND_TRIP):
+            states |= yield from self._read_states(keys[start : start + _PER_ROUND_TRIP])
+        return Workflow(tuple(self._job(one, states[one]) for one in keys), is_complete)
+
+    def _find(self, key: str) -> Operation[bool]:
+        """Read the jobs around a job, and return whether these are all."""
+        seen, todo, is_complete = {key}, [key], True
+        while todo:
+            page, todo = todo[:_PER_ROUND_TRIP], todo[_PER_ROUND_TRIP:]
+            present = yield from self._read_fields(page)
+            if not present:
+                continue
+            yield from self._read_children(present)
+            above = yield from self._above(present)
+            near = dict.fromkeys(other for one in present for other in (*above[one], *self._children[one]))
+            found = [other for other in near if other not in seen]
+            added = found[: self._max_jobs - len(seen)]
+            is_complete = is_complete and len(added) == len(found)
+            seen.update(added)
+            todo += added
+        return is_complete
+
+    def _read_fields(self, keys: list[str]) -> Operation[list[str]]:
+        """Read the jobs, and return the keys of those that exist."""
+        rows: list[Any] = yield [
+            job_fields(context.keys, job_id, _FIELDS) for context, job_id in map(self._addresses.of, keys)
+        ]
+        for key, row in zip(keys, rows, strict=True):
+            fields = {name.encode(): value for name, value in zip(_FIELDS, row, strict=True) if value is not None}
+            if fields:
+                self._fields[key] = fields
+        return [key for key in keys if key in self._fields]
+
+    def _read_children(self, keys: list[str]) -> Operation[None]:
+        # Most jobs of a large workflow have no child jobs, and one small call shows this.
+        counts: list[dict[str, int]] = yield [
+            get_dependency_counts(context.keys, job_id, KINDS) for context, job_id in map(self._addresses.of, keys)
+        ]
+        self._children |= {key: [] for key in keys}
+        self._totals |= {key: sum(count.values()) for key, count in zip(keys, counts, strict=True)}
+        todo: list[tuple[str, str, tuple[str, int], int]] = []
+        for key, count in zip(keys, counts, strict=True):
+            for kind in KINDS:
+                most = min(count[kind], self._max_jobs, self._budget)
+                self._budget -= most
+                todo += [(key, kind, ("0", 0), most)] if most else []
+        while todo:
+            pages: list[Any] = yield [
+                children(context.keys, job_id, kind, most, cursor)
+                for (key, kind, cursor, most) in todo
+                for context, job_id in [self._addresses.of(key)]
+            ]
+            unfinished = []
+            for (key, kind, _, most), (cursor, found, _) in zip(todo, pages, strict=True):
+                self._children[key] += found
+                if cursor[0] != "0" and cursor[1] < most:
+                    unfinished.append((key, kind, cursor, most))
+            todo = unfinished
+        for key in keys:  # a child that finishes between two pages is on both, and SSCAN may repeat a member
+            self._children[key] = list(dict.fromkeys(self._children[key]))
+
+    def _above(self, keys: list[str]) -> Operation[dict[str, list[str]]]:
+        """Return the jobs that wait for each of these jobs: its parent, and the dependents of a fan-out job."""
+        above = {key: [text(self._fields[key][b"parentKey"])] for key in keys if self._fields[key].get(b"parentKey")}
+        fan_outs = [key for key in keys if self._fields[key].get(b"name") == FAN_OUT.encode()]
+        calls = [job_fields(context.keys, job_id, ("data",)) for context, job_id in map(self._addresses.of, fan_outs)]
+        rows: list[Any] = (yield calls) if calls else []
+        for key, [data] in zip(fan_outs, rows, strict=True):
+            with suppress(BulltaskError, KeyError, TypeError):  # another client's job may have this name
+                found = codec.decode(data or b"null")["dependents"]
+                above[key] = [*above.get(key, ()), *(each for each in found if isinstance(each, str))]
+        return {key: above.get(key, []) for key in keys}
+
+    def _read_states(self, keys: list[str]) -> Operation[dict[str, str]]:
+        """Read the jobs' states, without searching long lists for them."""
+        names = {key: _FINISHED if b"finishedOn" in self._fields[key] else _UNFINISHED for key in keys}
+        calls: list[Call[Any]] = []
+        for key in keys:
+            context, job_id = self._addresses.of(key)
+            calls += [command("ZSCORE", f"{context.keys.base}{state}", job_id) for state in names[key]]
+            calls += [command("EXISTS", context.keys.lock(job_id))]
+        replies = iter((yield calls))
+        states = {}
+        for key in keys:
+            scores = [next(replies) for _ in names[key]]
+            is_locked = next(replies)
+            found = [state for state, score in zip(names[key], scores, strict=True) if score is not None]
+            states[key] = found[0] if found else "active" if is_locked else "waiting"
+        return states
+
+    def _job(self, key: str, state: str) -> WorkflowJob:
+        context, job_id = self._addresses.of(key)
+        fields = self._fields[key]
+        waits_for = tuple(child for child in self._children[key] if child in self._fields)
+        return WorkflowJob(
+            key=key,
+            queue=context.queue,
+            id=job_id,
+            name=codec.decode_text(fields.get(b"name")),
+            state=state,
+            reason=plain_reason(codec.decode_text(fields.get(b"failedReason"))) or "",
+            timestamp_ms=int_field(fields, b"timestamp") or 0,
+            processed_ms=int_field(fields, b"processedOn"),
+            finished_ms=int_field(fields, b"finishedOn"),
+            waits_for=waits_for,
+            left_out=max(0, self._totals[key] - len(waits_for)),
+        )
 
 
 J = TypeVar("J", bound=JobFields)

@@ -36,7 +36,9 @@ __all__ = [
     "last_id_of_range",
     "page",
     "publish",
+    "read_back",
     "read_blocking",
+    "read_now",
     "stream_exists",
     "stream_info",
 ]
@@ -111,6 +113,11 @@ def read_now(keys: QueueKeys, cursor: str) -> Call[list[Entry]]:
 def entries_since(keys: QueueKeys, since: str) -> Call[list[Entry]]:
     """Read all entries from ``since`` on, inclusive."""
     return command("XRANGE", keys.events, since, "+", parse_reply=_entries)
+
+
+def read_back(keys: QueueKeys, until: str, since: str, count: int) -> Call[list[Entry]]:
+    """Read the last ``count`` entries from ``since`` to ``until``, inclusive, beginning with the newest."""
+    return command("XREVRANGE", keys.events, until, since, "COUNT", count, parse_reply=_entries)
 
 
 def is_retained(keys: QueueKeys, cursor: str) -> Call[bool]:
