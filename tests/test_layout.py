@@ -77,8 +77,8 @@ def test_no_wait_uses_a_clock_that_a_test_can_stop() -> None:
 # ---- rooms -----------------------------------------------------------------------------------------------------------
 
 ROOMS = {
-    "app", "cli", "config", "contrib", "embedded", "jobs", "lake", "lua", "migrate", "observe", "outbox", "queue",
-    "registry", "spark", "testing", "transport", "worker",
+    "app", "cli", "config", "contrib", "dashboard", "embedded", "jobs", "lake", "lua", "migrate", "observe", "outbox",
+    "queue", "registry", "spark", "testing", "transport", "worker",
 }  # fmt: skip
 MAX_LAYERS = 12
 

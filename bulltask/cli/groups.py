@@ -72,7 +72,14 @@ _ROLES: Final = {
 }
 """The roles of :data:`bulltask.transport.permissions.ROLES` that commands need; the others need ``reader``."""
 
-_EXTRAS: Final = {"pyarrow": "history", "jinja2": "report", "numpy": "spark", "pyspark": "spark", "py4j": "spark"}
+_EXTRAS: Final = {
+    "jinja2": "report",
+    "numpy": "spark",
+    "py4j": "spark",
+    "pyarrow": "history",
+    "pyspark": "spark",
+    "uvicorn": "dashboard",
+}
 """Optional packages, each with the smallest extra that installs it."""
 
 

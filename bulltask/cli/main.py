@@ -25,6 +25,7 @@ COMMANDS: Final = {
     "acl": "bulltask.cli.acl:acl",
     "call": "bulltask.cli.call:call",
     "control": "bulltask.cli.control:control",
+    "dashboard": "bulltask.cli.dashboard:dashboard",
     "events": "bulltask.cli.events:events",
     "exporter": "bulltask.cli.exporter:exporter",
     "failures": "bulltask.cli.jobs:failures",

@@ -383,8 +383,10 @@ class Audit:
         given = {"user": user, "address": address, "action": action, "target": target, "outcome": outcome}
         fields = {name: one_line(value)[:_MAX_CHARS] for name, value in given.items()}
         level = logging.WARNING if refused else logging.INFO
-        line = "dashboard: %(user)s (%(address)s) %(action)s %(target)s: %(outcome)s"
-        _log.log(level, line, {**fields, "user": fields["user"] or "somebody"})
+        what = f"{fields['action']} {fields['target']}".rstrip()
+        _log.log(
+            level, "dashboard: %s (%s) %s: %s", fields["user"] or "somebody", fields["address"], what, fields["outcome"]
+        )
         values = [part.encode("utf-8", "replace") for item in fields.items() for part in item]
         try:
             self._app._broker.pool.run(

@@ -179,11 +179,10 @@ class Dashboard:
             template, status, found = self._templates.get_template("error.html"), 404, {"error": str(exc)}
         except BulltaskError as exc:
             template, status, found = self._templates.get_template("error.html"), 502, {"error": str(exc)}
-        variables = {**self._common(request, user), **found}
-        if whole:
-            return status, _utf8(template.render(variables))
-        context = template.new_context(variables)
-        return status, _utf8("".join(template.blocks["main"](context)))
+        html = _utf8(template.render({**self._common(request, user), **found}))
+        if not whole:
+            html = html[html.index(">", html.index("<main")) + 1 : html.rindex("</main>")]
+        return status, html
 
     def _common(self, request: Request, user: User | None) -> dict[str, Any]:
         root, query = _root(request), dict(request.query_params)

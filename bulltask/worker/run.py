@@ -111,7 +111,11 @@ __all__ = ["StartupCheck", "StopConditions", "default_queues", "run_worker"]
 
 MIN_REDIS_VERSION: Final = (6, 2)
 _BULLMQ: Final = re.compile(r"bullmq:(\d+)\.")
-NON_SETTING_VARIABLES: Final = (f"{ENV_PREFIX}APP", f"{ENV_PREFIX}TEST_", CONFIG_VARIABLE, *FILE_VARIABLES.values())
+NON_SETTING_VARIABLES: Final = (
+    *(f"{ENV_PREFIX}{name}" for name in ("APP", "DASHBOARD_", "TEST_")),
+    CONFIG_VARIABLE,
+    *FILE_VARIABLES.values(),
+)
 """Prefixes of environment variables that are not settings."""
 
 
