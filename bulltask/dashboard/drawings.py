@@ -7,9 +7,8 @@ by colour alone: states have signs and names, lines have dashes, and each chart 
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
 from math import ceil, floor, log10, sqrt
@@ -50,6 +49,9 @@ class Line:
     name: str
     values: Sequence[float | None]
 
+
+LINES: Final = 6
+"""How many lines of a chart can be told apart."""
 
 _WIDTH: Final = 640
 _HEIGHT: Final = 220
@@ -106,7 +108,7 @@ def chart(title: str, unit: str, times_ms: Sequence[float], lines: Sequence[Line
     for number, line in enumerate(shown):
         for points in _pieces(times_ms, line.values):
             path = "L".join(f"{x(ms):.1f} {y(value):.1f}" for ms, value in points)
-            parts.append(Markup('<path class="line line{}" d="M{}{}"/>').format(number % 4, path, _dot(points)))
+            parts.append(Markup('<path class="line line{}" d="M{}{}"/>').format(number % LINES, path, _dot(points)))
     parts.append(_hits(times_ms, x, [(line, unit) for line in shown]))
     parts.append(Markup("</svg>"))
     parts.append(_legend(shown) if len(shown) > 1 else Markup(""))
@@ -160,7 +162,7 @@ def _legend(lines: Sequence[Line]) -> Markup:
     items = Markup("").join(
         Markup(
             '<li><svg width="28" height="10" aria-hidden="true"><path class="line line{}" d="M0 5H28"/></svg> {}</li>'
-        ).format(number % 4, line.name)
+        ).format(number % LINES, line.name)
         for number, line in enumerate(lines)
     )
     return Markup('<ul class="legend">{}</ul>').format(items)
@@ -225,7 +227,10 @@ def _short(value: float) -> str:
 
 
 def _ago(ms: float) -> str:
-    return "now" if ms <= 0 else f"{_with_unit(round(ms / 1000, 1 if ms < 10_000 else 0), 's')} ago"
+    if ms <= 0:
+        return "now"
+    name, scale = _scale(ms / 1000, "s")
+    return f"{ms / 1000 / scale:.2g} {name} ago" if ms < 100_000 * scale else f"{_with_unit(ms / 1000, 's')} ago"
 
 
 def bar(start: float, length: float, state: str, label: str) -> Markup:
@@ -247,7 +252,7 @@ GAP: Final = 16.0
 """The distance between two boxes of a layer."""
 
 _SWEEPS: Final = 6
-_MAX_BENDS: Final = 4_000
+_MAX_BENDS: Final = 2_000
 """How many bends lines may have that pass through layers; in a graph with more, they are straight."""
 
 
@@ -514,69 +519,176 @@ _RANK: Final = {
 }
 
 _BOX: Final = (168.0, 44.0)
-_GRID_GAP: Final = 8.0
-_PADDING: Final = 10.0
-_GRID_FROM: Final = 7
-_TEXT: Final = 21
+_TEXT: Final = 19
 _MARGIN: Final = 16.0
+
+_BLOCK_GAP: Final = 8.0
+_PADDING: Final = 10.0
+_SMALL: Final = 40
+"""How many boxes a graph has at most, so that it shows each line; in a larger one, even two boxes form a block."""
+_ROUNDS: Final = 100
+"""How deeply parts are nested at most; deeper ones stay where the layers put them."""
+_MANY: Final = 7
+"""From how many boxes on also a small graph has blocks."""
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """A part of a graph that is placed as one: a box, a stack of parts, or a block of them in a frame.
+
+    Attributes:
+        size: Its width and height.
+        rank: What the most urgent state in it is.
+        key: The key of a box.
+        stack: The parts of a stack, from above.
+        block: The parts of a block, with their places in it.
+    """
+
+    size: tuple[float, float]
+    rank: int
+    key: str = ""
+    stack: list[_Part] = field(default_factory=list)
+    block: list[tuple[_Part, float, float]] = field(default_factory=list)
+
+    @classmethod
+    def of_box(cls, box: Box) -> _Part:
+        return cls(_BOX, _RANK.get(box.state, len(_RANK)), box.key)
+
+    @classmethod
+    def of_stack(cls, parts: Sequence[_Part]) -> _Part:
+        parts = [one for part in parts for one in (part.stack or [part])]
+        width = max(part.size[0] for part in parts)
+        height = sum(part.size[1] + LAYER_GAP for part in parts) - LAYER_GAP
+        return cls((width, height), min(part.rank for part in parts), stack=parts)
+
+    @classmethod
+    def of_block(cls, parts: Sequence[_Part]) -> _Part:
+        """Place parts in rows, those with a failed job first, so that the block is about twice as wide as high."""
+        parts = sorted(parts, key=lambda part: part.rank)
+        area = sum((part.size[0] + _BLOCK_GAP) * (part.size[1] + _BLOCK_GAP) for part in parts)
+        most = max(sqrt(2 * area), *(part.size[0] for part in parts))
+        x = y = height = width = 0.0
+        placed = []
+        for part in parts:
+            if x and x + part.size[0] > most:
+                x, y, height = 0.0, y + height + _BLOCK_GAP, 0.0
+            placed.append((part, x + _PADDING, y + _PADDING))
+            x, height = x + part.size[0] + _BLOCK_GAP, max(height, part.size[1])
+            width = max(width, x - _BLOCK_GAP)
+        return cls((width + 2 * _PADDING, y + height + 2 * _PADDING), parts[0].rank, block=placed)
+
+    @property
+    def top(self) -> str:
+        """The key of the box at its top; ``""`` if there is a block."""
+        return self.stack[0].key if self.stack else self.key
+
+
+_Links = dict[_Part, dict[_Part, None]]
+
+
+class _Arrangement:
+    """Where the boxes of a workflow are; see :func:`arrange`.
+
+    Chains, chords and trees are made of parts in series and parts in parallel, which are found one within the other:
+    parts in series become a stack, and parts in parallel, between the same others, a block. What remains is a graph of
+    few parts, whose layers can be read even if the workflow has a thousand jobs.
+    """
+
+    def __init__(self, boxes: Sequence[Box]) -> None:
+        self._fewest = _MANY if len(boxes) <= _SMALL else 2
+        number = {box.key: at for at, box in enumerate(boxes)}
+        wanted = dict.fromkeys((number[box.key], number[key]) for box in boxes for key in box.below if key in number)
+        parts = [_Part.of_box(box) for box in boxes]
+        self._below: _Links = {part: {} for part in parts}
+        self._above: _Links = {part: {} for part in parts}
+        for upper, lower in _without_circles(len(boxes), [edge for edge in wanted if edge[0] != edge[1]]):
+            self._below[parts[upper]][parts[lower]] = None
+            self._above[parts[lower]][parts[upper]] = None
+        for _ in range(_ROUNDS):
+            if not (self._make_blocks() or self._make_stacks()):
+                break
+        self.places: dict[str, Place] = {}
+        self.frames: list[Place] = []
+        self.lines: list[tuple[str, list[tuple[float, float]]]] = []
+        edges = [(upper, lower) for upper, found in self._below.items() for lower in found]
+        found, routes = place_in_layers({part: part.size for part in self._below}, edges)
+        self.lines += [(lower.top, route) for (_, lower), route in routes.items()]
+        for part, place in found.items():
+            self._place(part, place.x, place.y)
+
+    def _make_blocks(self) -> bool:
+        """Make a block of each set of parts that wait for the same parts, and for which the same parts wait."""
+        twins: dict[tuple[frozenset[_Part], frozenset[_Part]], list[_Part]] = {}
+        for part in self._below:
+            twins.setdefault((frozenset(self._above[part]), frozenset(self._below[part])), []).append(part)
+        found = [parts for parts in twins.values() if len(parts) >= self._fewest]
+        for parts in found:
+            self._replace(parts, _Part.of_block(parts), self._above[parts[0]], self._below[parts[0]])
+        return bool(found)
+
+    def _make_stacks(self) -> bool:
+        """Make a stack of each chain: parts of which each waits only for the next, and nothing else waits for that."""
+        chains = []
+        for part in self._below:
+            if self._next(part) is None or any(self._next(upper) is part for upper in self._above[part]):
+                continue
+            chain = [part]
+            while (following := self._next(chain[-1])) is not None:
+                chain.append(following)
+            chains.append(chain)
+        for chain in chains:
+            self._replace(chain, _Part.of_stack(chain), self._above[chain[0]], self._below[chain[-1]])
+        return bool(chains)
+
+    def _next(self, part: _Part) -> _Part | None:
+        if len(self._below[part]) != 1:
+            return None
+        [lower] = self._below[part]
+        return lower if len(self._above[lower]) == 1 else None
+
+    def _replace(self, parts: Sequence[_Part], by: _Part, above: Iterable[_Part], below: Iterable[_Part]) -> None:
+        self._above[by], self._below[by] = dict.fromkeys(above), dict.fromkeys(below)
+        for part in parts:
+            for upper in self._above.pop(part):
+                if upper in self._below:
+                    self._below[upper].pop(part, None)
+            for lower in self._below.pop(part):
+                if lower in self._above:
+                    self._above[lower].pop(part, None)
+        for upper in self._above[by]:
+            self._below[upper][by] = None
+        for lower in self._below[by]:
+            self._above[lower][by] = None
+
+    def _place(self, part: _Part, x: float, y: float) -> None:
+        todo = [(part, x, y)]
+        while todo:  # no recursion, as parts may be nested deeply
+            part, x, y = todo.pop()
+            width, height = part.size
+            if part.key:
+                self.places[part.key] = Place(x, y, width, height)
+            elif part.block:
+                self.frames.append(Place(x, y, width, height))
+                todo += [(inner, x + left, y + top) for inner, left, top in part.block]
+            middle, top = x + width / 2, y
+            for at, inner in enumerate(part.stack):
+                if at:
+                    self.lines.append((inner.top, [(middle, top - LAYER_GAP), (middle, top)]))
+                todo.append((inner, middle - inner.size[0] / 2, top))
+                top += inner.size[1] + LAYER_GAP
 
 
 def arrange(boxes: Sequence[Box]) -> tuple[dict[str, Place], list[Place], list[tuple[str, list[tuple[float, float]]]]]:
     """Place the jobs of a workflow, those that wait above those for which they wait.
 
-    Jobs for which only one other job waits, and which wait for none, would make a graph too wide to be read if they are
-    many: they are placed together in a grid, below the job that waits for them.
+    Many jobs between the same others would make a graph too wide to be read: they form a block, with one line.
 
     Returns:
-        The places by key; the frames of the grids; and the lines between boxes, or from a box to a grid, each with the
-        key of the job to which it leads (``""`` for a grid).
+        The places by key; the frames of blocks, outer ones first; and the lines, each with the key of the job to which
+        it leads (``""`` for a block).
     """
-    below = _edges(boxes)
-    grids = _grids(boxes, below)
-    in_grid = {key for keys in grids.values() for key in keys}
-    sizes = {(box.key, False): _BOX for box in boxes if box.key not in in_grid}
-    sizes |= {(key, True): _grid_size(len(keys)) for key, keys in grids.items()}
-    edges = [((key, False), (lower, False)) for key, found in below.items() for lower in found if lower not in in_grid]
-    edges += [((key, False), (key, True)) for key in grids]
-    found, routes = place_in_layers(sizes, edges)
-    places = {key: place for (key, is_grid), place in found.items() if not is_grid}
-    for key, leaves in grids.items():
-        frame = found[key, True]
-        columns, _ = _grid(len(leaves))
-        for at, leaf in enumerate(leaves):
-            row, column = divmod(at, columns)
-            left = frame.x + _PADDING + column * (_BOX[0] + _GRID_GAP)
-            places[leaf] = Place(left, frame.y + _PADDING + row * (_BOX[1] + _GRID_GAP), *_BOX)
-    frames = [found[key, True] for key in grids]
-    return places, frames, [("" if is_grid else key, route) for (_, (key, is_grid)), route in routes.items()]
-
-
-def _edges(boxes: Sequence[Box]) -> dict[str, list[str]]:
-    """Return the jobs of the graph that each of its jobs waits for."""
-    known = {box.key for box in boxes}
-    return {box.key: [key for key in dict.fromkeys(box.below) if key in known and key != box.key] for box in boxes}
-
-
-def _grids(boxes: Sequence[Box], below: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """Return the jobs that are placed in a grid below another job, by this job; those that failed come first."""
-    waiting = Counter(lower for found in below.values() for lower in found)
-    rank = {box.key: _RANK.get(box.state, len(_RANK)) for box in boxes}
-    leaves = {key: [one for one in found if waiting[one] == 1 and not below[one]] for key, found in below.items()}
-    return {key: sorted(found, key=rank.__getitem__) for key, found in leaves.items() if len(found) >= _GRID_FROM}
-
-
-def _grid_size(count: int) -> tuple[float, float]:
-    columns, rows = _grid(count)
-    return (
-        columns * (_BOX[0] + _GRID_GAP) - _GRID_GAP + 2 * _PADDING,
-        rows * (_BOX[1] + _GRID_GAP) - _GRID_GAP + 2 * _PADDING,
-    )
-
-
-def _grid(count: int) -> tuple[int, int]:
-    """Return how many columns and rows a grid has, so that it is about twice as wide as high."""
-    columns = min(count, max(4, ceil(sqrt(count * 2 * _BOX[1] / _BOX[0]))))
-    return columns, ceil(count / columns)
+    found = _Arrangement(boxes)
+    return found.places, found.frames, found.lines
 
 
 def graph(boxes: Sequence[Box], here: str, label: str) -> Markup:
@@ -600,7 +712,7 @@ def graph(boxes: Sequence[Box], here: str, label: str) -> Markup:
         for at in frames
     ]
     for key, points in lines:
-        state = escape(states[key]) if key else "grid"
+        state = escape(states[key]) if key else "block"
         parts.append(f'<path class="edge from-{state}" d="{_curve(points)}" marker-start="url(#arrow)"/>')
     for box in boxes:
         at, state = places[box.key], escape(box.state)

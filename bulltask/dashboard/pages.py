@@ -47,7 +47,7 @@ _COST: Final = 0.01
 _MIN_AGE_S: Final = 2.0
 _HISTORY: Final = 120
 _HISTORY_S: Final = 3_600.0
-_SERIES: Final = 12
+_SERIES: Final = 6
 """How many queues a chart shows: those with the most jobs."""
 _MINUTES: Final = 180
 _MAX_NODES: Final = 1_000

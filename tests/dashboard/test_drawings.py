@@ -74,10 +74,11 @@ def boxes_of(edges: dict[str, list[str]], state: str = "waiting") -> list[Box]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.lists(st.integers(0, 40), max_size=20), min_size=1, max_size=40))
-def test_a_job_is_above_those_that_it_waits_for_also_if_they_are_in_a_grid(numbers: list[list[int]]) -> None:
-    edges = {str(at): [str(lower) for lower in found if lower > at] for at, found in enumerate(numbers)}
-    places, frames, _ = arrange(boxes_of(edges))
+@given(st.lists(st.lists(st.integers(1, 12), max_size=12), min_size=1, max_size=30), st.booleans())
+def test_a_job_is_above_those_that_it_waits_for_also_in_blocks(steps: list[list[int]], is_large: bool) -> None:
+    edges = {str(at): [str(at + step) for step in found] for at, found in enumerate(steps)}
+    edges |= {f"other {at}": [] for at in range(50)} if is_large else {}
+    places, frames, lines = arrange(boxes_of(edges))
     assert set(places) == set(edges)
     assert not any(overlaps(one, other) for one, other in combinations(places.values(), 2))
     for upper, found in edges.items():
@@ -86,8 +87,34 @@ def test_a_job_is_above_those_that_it_waits_for_also_if_they_are_in_a_grid(numbe
                 assert places[upper].y + places[upper].height < places[lower].y
     for frame in frames:
         inside = [place for place in places.values() if overlaps(place, frame)]
-        assert len(inside) >= 7
         assert all(frame.x < place.x and place.x + place.width < frame.x + frame.width for place in inside)
+    for _, route in lines:
+        assert [y for _, y in route] == sorted(y for _, y in route)
+
+
+def canvas(parts: int, length: int) -> dict[str, list[str]]:
+    """Return the jobs of a step, then a group of chains, then a step that waits for them all."""
+    edges = {"end": [f"{part}.0" for part in range(parts)], "start": []}
+    for part in range(parts):
+        edges |= {f"{part}.{at}": [f"{part}.{at + 1}"] for at in range(length - 1)}
+        edges[f"{part}.{length - 1}"] = ["start"]
+    return edges
+
+
+@pytest.mark.parametrize(("parts", "length"), [(998, 1), (200, 5), (8, 3)])
+def test_a_group_of_many_chains_fills_a_block_that_can_be_read(parts: int, length: int) -> None:
+    places, [frame], lines = arrange(boxes_of(canvas(parts, length)))
+    assert len(places) == parts * length + 2
+    assert 0.7 < frame.width / frame.height < 4
+    assert places["end"].y < frame.y
+    assert frame.y + frame.height < places["start"].y
+    assert len(lines) == parts * (length - 1) + 2
+
+
+def test_a_small_group_has_a_line_for_each_job() -> None:
+    _, frames, lines = arrange(boxes_of(canvas(4, 2)))
+    assert not frames
+    assert len(lines) == 12
 
 
 def test_a_thousand_jobs_that_one_waits_for_fill_a_block_that_can_be_read() -> None:

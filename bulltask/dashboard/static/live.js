@@ -28,10 +28,10 @@ function isInUse() {
 function replace(html) {
   if (isInUse()) return;
   const opened = [...main.querySelectorAll("details")].map((one) => one.open);
-  const focused = [...main.querySelectorAll("a, button, summary")].indexOf(document.activeElement);
+  const focused = [...main.querySelectorAll("a, button, summary, [tabindex]")].indexOf(document.activeElement);
   main.innerHTML = html;
   main.querySelectorAll("details").forEach((one, at) => { if (at in opened) one.open = opened[at]; });
-  if (focused >= 0) main.querySelectorAll("a, button, summary")[focused]?.focus({ preventScroll: true });
+  if (focused >= 0) main.querySelectorAll("a, button, summary, [tabindex]")[focused]?.focus({ preventScroll: true });
   inReadersZone(main);
 }
 
