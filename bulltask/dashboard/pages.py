@@ -26,6 +26,7 @@ from bulltask.queue.reasons import Explanation
 from bulltask.queue.search import FailureGroup, JobFilter, JobSearch
 from bulltask.transport.call import QueueKeys
 from bulltask.transport.operation import Operation
+from bulltask.transport.scripts.queue import QueueFigures
 from bulltask.transport.streams import Entry, read_back, read_now
 
 __all__ = ["Charts", "JobPage", "JobRow", "Overview", "Pages", "QueuePage", "Span"]
@@ -46,7 +47,8 @@ _COST: Final = 0.01
 """The share of one core that a page which stays open may cost: it is read again after a hundred times as long."""
 _MIN_AGE_S: Final = 2.0
 _HISTORY: Final = 120
-_HISTORY_S: Final = 3_600.0
+_HISTORY_MS: Final = 3_600_000
+_UNSEEN_MS: Final = 600_000
 _SERIES: Final = 6
 """How many queues a chart shows: those with the most jobs."""
 _MINUTES: Final = 180
@@ -62,43 +64,46 @@ class Sample:
     """How full a queue was at a time.
 
     Attributes:
-        at_ms: The server's time.
         waiting: How many jobs waited.
         active: How many jobs ran.
         oldest_ms: For how long the oldest job had waited; ``None`` if it is unknown.
         finished_per_s: How many jobs finished per second, in the minute before.
     """
 
-    at_ms: int
     waiting: int
     active: int
     oldest_ms: int | None
     finished_per_s: float | None
 
 
-class _Samples:
-    """The samples of a queue in the last hour: at most ``_HISTORY``, so that thousands of queues have some."""
+Moment = tuple[int, Mapping[str, Sample]]
+"""The server's time, and how full each queue was."""
 
-    __slots__ = ("_gap_ms", "samples")
+
+class _History:
+    """Samples of the last hour or two, at most :data:`_HISTORY`, so that there is room for thousands of queues."""
 
     def __init__(self) -> None:
         self._gap_ms = 0.0
-        self.samples: list[Sample] = []
+        self.moments: list[Moment] = []
 
-    def add(self, sample: Sample) -> None:
-        """Add a sample, unless the last one is recent; if there are too many, every second one goes."""
-        samples = self.samples
-        if samples and sample.at_ms - samples[-1].at_ms < self._gap_ms:
-            samples[-1] = sample
-            return
-        samples.append(sample)
-        if len(samples) > _HISTORY:
-            self._gap_ms = 2 * (samples[-1].at_ms - samples[0].at_ms) / len(samples)
-            if samples[-1].at_ms - samples[0].at_ms < _HISTORY_S * 1000:
-                del samples[:-1:2]
+    def add(self, at_ms: int, samples: Mapping[str, Sample]) -> None:
+        """Add samples; they replace the last ones, if these are too near to those before.
+
+        If there are too many, every second one goes, or the oldest.
+        """
+        moments = [moment for moment in self.moments if moment[0] >= at_ms - 2 * _HISTORY_MS]
+        if len(moments) > 1 and at_ms - moments[-2][0] < self._gap_ms:
+            moments.pop()
+        moments.append((at_ms, samples))
+        if len(moments) > _HISTORY:
+            span_ms = at_ms - moments[0][0]
+            if span_ms >= _HISTORY_MS:
+                del moments[0]
             else:
-                self._gap_ms /= 2
-                del samples[0]
+                del moments[-2::-2]
+                self._gap_ms = span_ms / len(moments)
+        self.moments = moments
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,17 +158,21 @@ class Overview:
 
     Attributes:
         queues: The queues, by name.
-        history: Their last samples since this process shows the dashboard.
+        history: Samples of the last hour or two, as far as somebody has looked at the dashboard.
         scanned_all: Whether all keys were scanned for queues that only Node.js uses.
         now_ms: The server's time.
         server: The URL of Redis, without its password.
     """
 
     queues: Sequence[QueueOverview]
-    history: Mapping[str, Sequence[Sample]]
+    history: Sequence[Moment]
     scanned_all: bool
     now_ms: int
     server: str
+
+    def waiting(self, name: str) -> list[int]:
+        """Return how many jobs a queue, by its name in BullMQ, had waiting, over time."""
+        return [samples[name].waiting for _, samples in self.history if name in samples]
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +252,7 @@ class Pages:
         self._scanned: set[str] = set()
         self._scanned_all = True
         self._scan_at_s = 0.0
-        self._history: dict[str, _Samples] = {}
+        self._history = _History()
 
     def _once(self, key: tuple[object, ...], read: Callable[[], R]) -> R:
         """Return what was read for this key a moment ago, or read it; threads that ask at the same time wait."""
@@ -287,10 +296,10 @@ class Pages:
                 self._scan_at_s = mono_s() + _SCAN_S
             now_ms = app._broker.clock.now_ms()
             overview = read_overview(client, [self._keys(name) for name in found.names], now_ms)
-        for queue in overview:
-            self._remember(queue, now_ms)
-        history = {name: tuple(its.samples) for name, its in self._history.items()}
-        return Overview(overview, history, self._scanned_all, now_ms, app._broker.endpoint.safe_url)
+        figures = {queue.keys.name: queue.figures for queue in overview}
+        samples = {name: _sample(its) for name, its in figures.items() if not isinstance(its, BulltaskError)}
+        self._history.add(now_ms, samples)
+        return Overview(overview, self._history.moments, self._scanned_all, now_ms, app._broker.endpoint.safe_url)
 
     def _named(self) -> Iterator[str]:
         """Yield the queues that the app names."""
@@ -303,15 +312,6 @@ class Pages:
         config = self._app._config
         return QueueKeys(config.prefix, name, name_in_app(name, hash_tag=config.queue_hash_tag))
 
-    def _remember(self, queue: QueueOverview, now_ms: int) -> None:
-        if isinstance(queue.figures, BulltaskError):
-            return
-        figures, window_ms = queue.figures, queue.figures.window_ms
-        rate = None if window_ms is None else figures.finished * 1000 / window_ms
-        oldest_ms = figures.oldest_ms if figures.waiting else 0
-        sample = Sample(now_ms, figures.waiting, figures.active, oldest_ms, rate)
-        self._history.setdefault(queue.keys.name, _Samples()).add(sample)
-
     def charts(self, queue: str | None) -> Charts:
         """Read the figures of a queue over time, or of those queues that have the most jobs."""
         return self._once(("charts", queue), lambda: self._read_charts(queue))
@@ -321,15 +321,21 @@ class Pages:
         busy = sorted(overview.queues, key=_size, reverse=True) if queue is None else overview.queues
         names = [one.keys for one in busy if queue is None or one.keys.queue == queue]
         shown = names[:_SERIES]
-        samples = {keys.queue: {one.at_ms: one for one in overview.history.get(keys.name, ())} for keys in shown}
-        times = sorted({at for found in samples.values() for at in found})
+        moments: list[Moment] = []
+        for moment in overview.history:
+            if moments and moment[0] - moments[-1][0] > _UNSEEN_MS:
+                moments.append((moments[-1][0] + 1, {}))  # a line would say what nobody has seen
+            moments.append(moment)
 
         def lines(read: Callable[[Sample], float | None]) -> dict[str, list[float | None]]:
-            return {name: [read(found[at]) if at in found else None for at in times] for name, found in samples.items()}
+            return {
+                keys.queue: [read(found[keys.name]) if keys.name in found else None for _, found in moments]
+                for keys in shown
+            }
 
         minutes, per_minute = ([], {}) if queue is None else self._read_metrics(queue, overview.now_ms)
         return Charts(
-            times_ms=times,
+            times_ms=[at_ms for at_ms, _ in moments],
             waiting=lines(lambda one: one.waiting),
             oldest_s=lines(lambda one: None if one.oldest_ms is None else one.oldest_ms / 1000),
             rate=lines(lambda one: one.finished_per_s),
@@ -540,6 +546,11 @@ def _before(job: Job, moments: Sequence[tuple[int, str, str]]) -> list[tuple[int
     if not is_last_known and job.processed_ms is not None:
         found.append((job.processed_ms, "active", ""))
     return found
+
+
+def _sample(figures: QueueFigures) -> Sample:
+    rate = None if figures.window_ms is None else figures.finished * 1000 / figures.window_ms
+    return Sample(figures.waiting, figures.active, figures.oldest_ms if figures.waiting else 0, rate)
 
 
 def _size(queue: QueueOverview) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from time import process_time
 from typing import Any
 from xml.etree import ElementTree
@@ -12,6 +13,7 @@ import pytest
 from redis import Redis
 
 from bulltask import App, chain, group
+from bulltask.dashboard.pages import _History
 from bulltask.queue import FlowJob
 from bulltask.testing import InlineWorker, use_server
 from tests.dashboard.conftest import Browser
@@ -179,3 +181,17 @@ def test_charts_show_bullmqs_metrics_and_the_samples_of_the_dashboard(
     everything = browser.get("/charts")
     assert "a/b &lt;i&gt;: 1 jobs" in everything.text
     assert browser.get("/queues/nothing/charts").status_code == 404
+
+
+@pytest.mark.parametrize("minutes", [3, 30, 90, 300])
+def test_a_dashboard_that_stays_open_keeps_an_hour_of_evenly_spread_samples(minutes: int) -> None:
+    found, last_ms = _History(), minutes * 60_000
+    for at_ms in range(0, last_ms + 1, 2_000):
+        found.add(at_ms, {})
+    times = [at_ms for at_ms, _ in found.moments]
+    assert times[-1] == last_ms
+    assert 50 <= len(times) <= 120
+    span_ms = times[-1] - times[0]
+    assert min(last_ms, 3_500_000) <= span_ms <= 7_300_000
+    gaps = [later - earlier for earlier, later in pairwise(times[:-1])]
+    assert max(gaps) <= 3 * span_ms / len(times)
