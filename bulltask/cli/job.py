@@ -58,6 +58,7 @@ __all__ = [
     "ambiguous",
     "chosen_queues",
     "command_lines",
+    "evidence_text",
     "existing_job",
     "job",
     "known_queues",
@@ -211,6 +212,7 @@ def _missing(job_id: str, queue: str | None, lake: Path | None = None, *, in_red
 
 
 _REASON_WIDTH: Final = 100
+_MAX_NAMES: Final = 5
 
 
 def _page(job_id: str, redis_job: _FoundJob | None, history: JobHistory | None) -> Iterator[str]:
@@ -353,6 +355,22 @@ def command_lines(reason: Reason) -> Iterator[str]:
     """Yield the line with the command that mends a reason, if there is one."""
     if reason.command is not None:
         yield f"  {'>>>' if reason.command.startswith('app.') else '$'} {in_one_line(reason.command, 1_000)}"
+
+
+def evidence_text(reason: Reason) -> str:
+    """Return what proves a reason, in one line."""
+    shown = {name: value for name, value in reason.evidence.items() if value not in (None, [], {})}
+    return ", ".join(f"{name}={_short(value)}" for name, value in shown.items())
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        value = list(value)
+    if isinstance(value, list):
+        names = [str(item.get("id") or item.get("pid", "")) if isinstance(item, dict) else str(item) for item in value]
+        more = " …" if len(names) > _MAX_NAMES else ""
+        return " ".join(in_one_line(name, 80) for name in names[:_MAX_NAMES]) + more
+    return in_one_line(str(value), 120)
 
 
 def _attempts(history: JobHistory) -> list[str]:

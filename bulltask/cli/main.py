@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "call": "bulltask.cli.call:call",
     "control": "bulltask.cli.control:control",
     "dashboard": "bulltask.cli.dashboard:dashboard",
+    "doctor": "bulltask.cli.doctor:doctor",
     "events": "bulltask.cli.events:events",
     "exporter": "bulltask.cli.exporter:exporter",
     "failures": "bulltask.cli.jobs:failures",

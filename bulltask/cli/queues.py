@@ -25,7 +25,7 @@ from bulltask.queue.overview import MAX_PAGES, QueueOverview, find_queues, read_
 from bulltask.transport.call import QueueKeys, SyncClient
 from bulltask.transport.scripts.queue import RATE_PERIOD_MS, QueueFigures, count_by_score
 
-__all__ = ["keys_of", "queue", "queues"]
+__all__ = ["keys_of", "queue", "queues", "queues_named_by"]
 
 
 @click.command("queues", short_help="List the queues, and how full they are.")
@@ -43,8 +43,7 @@ def queues(ctx: click.Context, /, **options: Any) -> None:
     """
     with closing(load_app_or_broker(ctx, options)) as app, app._broker.pool.client() as client:
         client.connect()
-        # The queues that the app of -A names, without importing its tasks.
-        named = {*app.tasks.queues, *(app._config.queues or ())}
+        named = queues_named_by(app)
         if options["app"] or (ctx.obj or {}).get("app"):
             named.add(app._config.default_queue)
         keys, scanned_all = keys_of(app, client, options["queues"], named)
@@ -73,6 +72,11 @@ def queues(ctx: click.Context, /, **options: Any) -> None:
             "that have no worker now, may be missing.",
             err=True,
         )
+
+
+def queues_named_by(app: App) -> set[str]:
+    """Return the queues that an app names, without importing its tasks."""
+    return {*app.tasks.queues, *(app._config.queues or ())}
 
 
 def keys_of(

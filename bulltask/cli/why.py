@@ -17,6 +17,7 @@ from bulltask.cli.app_loader import load_app_or_broker
 from bulltask.cli.job import (
     ambiguous,
     command_lines,
+    evidence_text,
     known_queues,
     queue_of_job,
     queues_spelled_otherwise,
@@ -35,8 +36,6 @@ __all__ = ["why"]
 
 _MAX_QUEUES: Final = 1_000
 """In how many queues traces of a job without a hash are searched for."""
-
-_MAX_NAMES: Final = 5
 
 
 @click.command("why", short_help="Say why a job does not run, or why a queue stands still.")
@@ -122,18 +121,5 @@ def _page(explanation: Explanation) -> Iterator[str]:
         yield ""
         certainty = "" if reason.certainty == "proved" else f" ({reason.certainty})"
         yield from in_width(f"{in_one_line(reason.sentence, 1_000).removesuffix('.')}.")
-        evidence = ", ".join(
-            f"{name}={_short(value)}" for name, value in reason.evidence.items() if value not in (None, [], {})
-        )
-        yield from in_width(f"{reason.code}{certainty}: {evidence}", "  ")
+        yield from in_width(f"{reason.code}{certainty}: {evidence_text(reason)}", "  ")
         yield from command_lines(reason)
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, dict):
-        value = list(value)
-    if isinstance(value, list):
-        names = [str(item.get("id") or item.get("pid", "")) if isinstance(item, dict) else str(item) for item in value]
-        more = " …" if len(names) > _MAX_NAMES else ""
-        return " ".join(in_one_line(name, 80) for name in names[:_MAX_NAMES]) + more
-    return in_one_line(str(value), 120)

@@ -31,6 +31,7 @@ from bulltask.transport.scripts.queue import DELAYED_SCORE
 from bulltask.transport.streams import LONGEST_BLOCK_MS, SharedStream
 
 __all__ = [
+    "MIN_REDIS_VERSION",
     "Broker",
     "ScanStep",
     "ServerSettings",
@@ -44,6 +45,9 @@ __all__ = [
 
 
 T = TypeVar("T")
+MIN_REDIS_VERSION: Final = (6, 2)
+"""The oldest version of Redis that is supported."""
+
 NODE_TIMEOUT_MS: Final = 3_000
 """How long a worker waits for a reply from one node of a cluster."""
 

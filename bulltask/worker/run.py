@@ -43,6 +43,7 @@ from bulltask.observe.signals import worker_init
 from bulltask.queue.overview import read_figures
 from bulltask.registry.task import close_connections
 from bulltask.transport.broker import (
+    MIN_REDIS_VERSION,
     ServerSettings,
     count_runnable_jobs,
     count_unfinished_jobs,
@@ -109,7 +110,6 @@ if TYPE_CHECKING:
 __all__ = ["StartupCheck", "StopConditions", "default_queues", "run_worker"]
 
 
-MIN_REDIS_VERSION: Final = (6, 2)
 _BULLMQ: Final = re.compile(r"bullmq:(\d+)\.")
 NON_SETTING_VARIABLES: Final = (
     *(f"{ENV_PREFIX}{name}" for name in ("APP", "DASHBOARD_", "TEST_")),

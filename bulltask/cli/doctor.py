@@ -1,0 +1,134 @@
+"""``bulltask doctor``: what is wrong with the server and its queues, and what mends it."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any, Final
+
+import click
+
+from bulltask.app import App
+from bulltask.cli.app_loader import load_app_or_broker
+from bulltask.cli.job import command_lines, evidence_text, with_server
+from bulltask.cli.options import duration_option, operator_options, queues_option
+from bulltask.cli.queues import keys_of, queues_named_by
+from bulltask.cli.terminal import echo, in_one_line, in_width, iso, print_json
+from bulltask.jobs.errors import BrokerNotReadyError, BrokerUnavailableError, BulltaskError
+from bulltask.lake.formatting import pluralize
+from bulltask.queue.doctor import SEVERITIES, Diagnosis, Finding, examine
+from bulltask.queue.reasons import Explanation
+
+__all__ = ["doctor"]
+
+_EXIT: Final = {"broken": 2, "warning": 1, "notice": 0, None: 0}
+
+
+@click.command("doctor", short_help="Find what is wrong with Redis and all queues.")
+@queues_option
+@duration_option("--budget", default="10s", text="How long to look, about: first at the queues, then at the keys.")
+@click.option("--fix", is_flag=True, help="Mend what needs no decision, after you have seen and confirmed it.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@operator_options
+def doctor(ctx: click.Context, /, *, budget: float, fix: bool, yes: bool, as_json: bool, **options: Any) -> None:
+    """Find what is wrong with Redis and with all queues, with what proves it and what mends it.
+
+    It finds every reason of 'bulltask why' that is not the normal course, and what is wrong with the server and its
+    keys: https://bulltask.readthedocs.io/reference/reasons lists the checks. It changes nothing without --fix. What it
+    may not read, or had no time to look at, is listed.
+
+    Exit codes: 0 (healthy), 1 (warnings, or an error), 2 (something is broken, or invalid usage).
+    """
+    if fix and not (yes or sys.stdin.isatty()):
+        raise click.UsageError("doctor --fix asks for confirmation: pass --yes")
+    with closing(load_app_or_broker(ctx, options)) as app:
+        diagnosis = _examine(app, options["queues"], budget)
+        findings = [_with_server(finding, ctx, options, app) for finding in diagnosis.findings]
+        if not as_json:
+            echo("\n".join(_page(app, diagnosis, findings)))
+        done = _mend(findings, yes=yes, as_json=as_json) if fix else []
+        if as_json:
+            print_json(_to_json(app, diagnosis, findings, done))
+    ctx.exit(_EXIT[diagnosis.worst])
+
+
+def _examine(app: App, names: str | None, budget_s: float) -> Diagnosis:
+    broker = app._broker
+    try:
+        with broker.pool.client() as client:
+            client.connect()
+            queues, scanned_all = keys_of(app, client, names, queues_named_by(app))
+    except (BrokerUnavailableError, BrokerNotReadyError):
+        queues, scanned_all = [], True  # this is what the examination finds
+    return examine(
+        broker,
+        queues,
+        lambda name: app.queue(name).context,
+        budget_s=budget_s,
+        scanned_all=scanned_all,
+        chosen=names is not None,
+    )
+
+
+def _with_server(finding: Finding, ctx: click.Context, options: dict[str, Any], app: App) -> Finding:
+    """Return a finding whose command is for the app and server of this command."""
+    (reason,) = with_server(Explanation("", None, None, (finding.reason,)), ctx, options, app).reasons
+    return replace(finding, reason=reason)
+
+
+def _page(app: App, diagnosis: Diagnosis, findings: Sequence[Finding]) -> Iterator[str]:
+    counts = Counter(finding.severity for finding in findings)
+    found = (
+        ", ".join(f"{counts[severity]} {severity}" for severity in SEVERITIES if counts[severity]) or "nothing found"
+    )
+    looked = f"{pluralize(diagnosis.queues, 'queue')}, {pluralize(diagnosis.keys, 'key')}, {diagnosis.seconds:.1f} s"
+    yield f"{app._broker.endpoint.safe_url} ({looked}): {found}"
+    for finding in findings:
+        reason = finding.reason
+        queue = "" if finding.queue is None else f", queue {in_one_line(finding.queue)}"
+        certainty = "" if reason.certainty == "proved" else f" ({reason.certainty})"
+        yield f"\n{finding.severity}: {reason.code}{certainty}{queue}"
+        yield from in_width(f"{in_one_line(reason.sentence, 1_000).removesuffix('.')}.", "  ")
+        yield from in_width(evidence_text(reason), "  ")
+        yield from command_lines(reason)
+        if finding.fix is not None:
+            yield from in_width(f"--fix would {finding.fix.what}", "  ")
+    if diagnosis.not_examined:
+        yield "\nNot examined:"
+        for line in diagnosis.not_examined:
+            yield from in_width(f"- {in_one_line(line, 1_000)}", "  ")
+
+
+def _mend(findings: Sequence[Finding], *, yes: bool, as_json: bool) -> list[str]:
+    fixes = [finding.fix for finding in findings if finding.fix is not None]
+    if not fixes:
+        echo("\nNothing that --fix can mend.", err=as_json)
+        return []
+    echo("\nTo mend:\n" + "\n".join(f"  - {in_one_line(fix.what)}" for fix in fixes), err=as_json)
+    if not yes:
+        click.confirm(f"Do {'this' if len(fixes) == 1 else f'these {len(fixes)}'}?", abort=True, err=as_json)
+    done = []
+    for fix in fixes:
+        try:
+            done.append(fix.apply())
+        except BulltaskError as exc:
+            done.append(f"not done: {fix.what}: {exc}")
+        echo(f"  {in_one_line(done[-1])}", err=as_json)
+    return done
+
+
+def _to_json(app: App, diagnosis: Diagnosis, findings: Sequence[Finding], done: Sequence[str]) -> dict[str, Any]:
+    return {
+        "server": app._broker.endpoint.safe_url,
+        "at": iso(app._broker.clock.now_ms()),
+        "worst": diagnosis.worst,
+        "findings": [finding.to_json() for finding in findings],
+        "not_examined": list(diagnosis.not_examined),
+        "queues": diagnosis.queues,
+        "keys": diagnosis.keys,
+        "seconds": round(diagnosis.seconds, 3),
+        "fixed": list(done),
+    }
