@@ -24,6 +24,7 @@ IMPORTS = {
     "encryption": "bulltask.jobs.payloads cryptography.hazmat.primitives.ciphers.aead",
     "history": "bulltask.lake bulltask.lake.history bulltask.cli.history",
     "otel": "bulltask.contrib.opentelemetry opentelemetry.metrics",
+    "reload": "bulltask.cli.worker watchfiles",
     "report": "bulltask.lake.report.page jinja2 bulltask.cli.pipeline.tables",
     "spark": "bulltask.spark bulltask.spark.pipeline bulltask.spark.sink bulltask.spark.source.readers",
     "sqlalchemy": "bulltask.outbox.sqlalchemy sqlalchemy.ext.asyncio",

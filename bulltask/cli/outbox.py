@@ -38,7 +38,8 @@ def relay(ctx: click.Context, /, **options: Any) -> None:
         raise click.ClickException(
             f"the app {app.name} has no outbox: create an Outbox(app, ...) in a module that the app imports"
         )
-    logger = configure_logging(level=app._config.log_level, worker_id=worker_id("relay"))
+    config = app._config
+    logger = configure_logging(level=config.log_level, worker_id=worker_id("relay"), log_format=config.log_format)
     with stop_signals() as wait_for_stop:
         logger.info("Outbox relay started", outboxes=len(app._outboxes))
         run_relays(app._outboxes, wait_for_stop, logger)

@@ -64,6 +64,7 @@ from bulltask.jobs.names import EVERY_QUEUE
 from bulltask.jobs.payloads import CLOUDPICKLE, JSON, PayloadSettings, SecretKey, check_compression
 
 __all__ = [
+    "LOG_FORMATS",
     "LOG_LEVELS",
     "SETTINGS",
     "Config",
@@ -75,6 +76,7 @@ __all__ = [
 ]
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+LOG_FORMATS: Final = ("auto", "text", "json")
 
 
 class Flag(NamedTuple):
@@ -765,6 +767,13 @@ class Config(PayloadSettings):
         "info",
         "Minimum level of log lines.",
         Flag("-l --loglevel", "Minimum level of log lines (default: info).", LOG_LEVELS),
+    )
+    log_format: str = setting(
+        "log_format",
+        choice(*LOG_FORMATS),
+        "auto",
+        "Format of log lines: text for people, or one JSON object per line; auto: text on a terminal, otherwise JSON.",
+        Flag("--log-format", "Format of log lines (default: text on a terminal, otherwise JSON).", LOG_FORMATS),
     )
     redirect_stdouts: bool = setting(
         "worker_redirect_stdouts",

@@ -99,6 +99,7 @@ class SettingTypes:
     metrics_host: str
     metrics_buckets: str | Iterable[float]
     loglevel: str
+    log_format: str
     worker_redirect_stdouts: bool
     worker_redirect_stdouts_level: str
     timezone: str | tzinfo | None
@@ -367,6 +368,7 @@ class AppSettings(TypedDict, total=False):
     metrics_host: str
     metrics_buckets: str | Iterable[float]
     loglevel: str
+    log_format: str
     worker_redirect_stdouts: bool
     worker_redirect_stdouts_level: str
     timezone: str | tzinfo | None

@@ -9,6 +9,7 @@ write them, so that none is missed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
@@ -805,7 +806,15 @@ class WorkerStarted(Event):
     """Name and version of bulltask, Python, Redis and the app, as far as they are known."""
 
 
-@event("Worker stopping", INFO)
+@event(
+    "Worker stopping",
+    INFO,
+    hint=lambda e: (
+        "Another Ctrl-C or TERM kills the running jobs, which go back to their queues"
+        if e.mode == "warm" and e.running
+        else ""
+    ),
+)
 class WorkerStopping(Event):
     """The worker is stopping and acquires no more jobs."""
 
@@ -832,7 +841,7 @@ class WorkerRestarting(Event):
     """The program and its arguments, without passwords in URLs."""
 
 
-@event("Worker paused", INFO, hint="Send CONT to resume it")
+@event("Worker paused", INFO, hint=lambda _: f"To resume it: kill -CONT {os.getpid()}")
 class WorkerPaused(Event):
     """The worker is paused: it acquires no jobs, and running jobs continue."""
 

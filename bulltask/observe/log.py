@@ -53,18 +53,19 @@ def worker_id(name: str = "") -> str:
     return f"{name}@{identity}" if name else identity
 
 
-def configure_logging(*, level: str, worker_id: str) -> FilteringBoundLogger:
+def configure_logging(*, level: str, worker_id: str, log_format: str = "auto") -> FilteringBoundLogger:
     """Configure logging as :func:`configure` does, unless ``setup_logging`` has a receiver; return bulltask's logger.
 
     If it has, bulltask configures nothing, and its own lines are records of the logger ``bulltask.worker``, which the
     app's configuration formats. If every receiver raises, bulltask configures logging after all.
     """
+    as_json = None if log_format == "auto" else log_format == "json"
     if not setup_logging.has_listeners():
-        return configure(level=level, worker_id=worker_id)
+        return configure(level=level, worker_id=worker_id, json=as_json)
     number, colorize = _level_number(level), sys.stderr.isatty()
     responses = setup_logging.send(None, loglevel=number, logfile=None, format=None, colorize=colorize)
     if all(isinstance(response, Exception) for _, response in responses):
-        return configure(level=level, worker_id=worker_id)
+        return configure(level=level, worker_id=worker_id, json=as_json)
     add_attributes_to_handlers()
     share_with_structlog()
 

@@ -326,7 +326,8 @@ class WorkerProcess:
             BulltaskError: The worker exited; the message shows the end of its log.
             TimeoutError: The worker did not start in time.
         """
-        given = {"loglevel": "info", **(settings or {}), **({} if broker_url is None else {"broker_url": broker_url})}
+        given = {"loglevel": "info", **(settings or {}), "log_format": "json"}
+        given |= {} if broker_url is None else {"broker_url": broker_url}
         environ = {f"BULLTASK_{name.upper()}": str(value) for name, value in given.items()}
         log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop(); unlike a pipe, a file never fills up
         process = subprocess.Popen(  # noqa: S603 - this interpreter with the caller's options

@@ -353,7 +353,7 @@ class _Assembly:
         self.config = config
         self.worker_id = worker_id(config.worker_name)
         name_process("")
-        self.logger = configure_logging(level=config.log_level, worker_id=self.worker_id)
+        self.logger = configure_logging(level=config.log_level, worker_id=self.worker_id, log_format=config.log_format)
         self.wakeup_pipe = WakeupPipe()
         self.process_spec = process_spec
         self.signals = process_spec.signals

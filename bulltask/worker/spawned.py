@@ -69,7 +69,8 @@ def main(spec_fd: int) -> None:
     for name, value in spec.overrides.items():
         app.conf.override(name, value)
     app._load_tasks()
-    logger = configure_logging(level=app._config.log_level, worker_id=spec.worker_id)
+    config = app._config
+    logger = configure_logging(level=config.log_level, worker_id=spec.worker_id, log_format=config.log_format)
     slots = Slots(spec.children, spec.per_child, spec.slots_fd)
     memory, queues = None, [*spec.queues, *spec.added]
     if spec.metrics_fd is not None:

@@ -63,7 +63,7 @@ def test_a_worker_process_runs_jobs_and_can_be_paused_and_resumed(
 
 
 def test_a_worker_process_can_start_paused_and_with_settings_and_options(app: App, shop: dict[str, Any]) -> None:
-    settings = {"worker_concurrency": 2, "loglevel": "debug"}
+    settings = {"worker_concurrency": 2, "loglevel": "debug", "log_format": "text"}
     with WorkerProcess.start("shop", "--paused", "-Q", "mail", settings=settings, **shop) as worker:
         assert worker.is_paused
         started = next(line for line in worker.lines if line["event"] == "Worker started")

@@ -1,19 +1,15 @@
 """Tests of servers in containers: testcontainers, a container engine, and Redis and Valkey images.
 
-If no engine responds, these tests start podman with images of this machine's servers, so they need no registry. podman
-runs in separate mount and process namespaces, so it sees no cgroups that crun rejects, and all its processes exit with
-it.
+If no engine responds, these tests start podman with images of this machine's servers, so they need no registry.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import docker
@@ -21,33 +17,22 @@ import pytest
 import redis
 
 from bulltask.embedded.server import Flavor, find_binary
-from bulltask.testing.worker import wait_until
 from tests.redis import test_queue_basics
-from tests.support.containers import IMAGES, ContainerServer, container_server, has_container_engine
-from tests.support.processes import SESSION_VARIABLE
+from tests.support.containers import (
+    IMAGES,
+    ContainerServer,
+    container_server,
+    has_container_engine,
+    missing_for_podman,
+    podman,
+)
 from tests.support.worker_harness import WorkerHarness
 
 pytestmark = [pytest.mark.redis, pytest.mark.slow]
 
-MISSING = [program for program in ("podman", "crun", "unshare", "ldd") if shutil.which(program) is None]
-NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 FLAVORS: tuple[Flavor, ...] = ("valkey", "redis")
 
-# Without CAP_SYS_RESOURCE crun cannot raise limits, and without a separate cgroup it cannot create any.
-CONFIG = """
-[containers]
-default_ulimits = ["nofile=20000:20000", "nproc=4096:4096"]
-cgroups = "disabled"
-netns = "host"
-"""
-SERVICE = """
-umount /sys/fs/cgroup/unified 2>/dev/null
-podman="podman --root $1/root --runroot $1/run --storage-driver vfs --cgroup-manager cgroupfs --runtime crun"
-for flavor in valkey redis; do
-    $podman import --quiet --change 'ENTRYPOINT ["/bin/server"]' $1/$flavor.tar localhost/$flavor:test || exit 1
-done
-exec $podman system service --time 0 unix://$1/socket
-"""
+IMPORT = "$podman import --quiet --change 'ENTRYPOINT [\"/bin/server\"]' $1/{0}.tar localhost/{0}:test || exit 1"
 
 
 def pack(binary: Path, file: Path) -> None:
@@ -59,29 +44,11 @@ def pack(binary: Path, file: Path) -> None:
             image.add(library, library.lstrip("/"))
 
 
-@contextmanager
-def podman(directory: Path, session_processes: set[int]) -> Iterator[str]:
-    """Serve Docker's API; yield its address."""
+def server_images(directory: Path) -> str:
+    """Write an image of each server; return the commands that import them."""
     for flavor in FLAVORS:
         pack(find_binary(flavor).path, directory / f"{flavor}.tar")
-    (directory / "containers.conf").write_text(CONFIG)
-    service = subprocess.Popen(
-        [*NAMESPACES, "sh", "-c", SERVICE, "sh", directory],
-        env={name: text for name, text in os.environ.items() if name != SESSION_VARIABLE}
-        | {"CONTAINERS_CONF": str(directory / "containers.conf")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    session_processes.add(service.pid)
-    try:
-        socket = directory / "socket"
-        wait_until(lambda: socket.exists() or service.poll() is not None, 60.0, "podman's service")
-        if service.poll() is not None and service.stdout is not None:
-            raise RuntimeError(service.stdout.read().decode(errors="replace"))
-        yield f"unix://{socket}"
-    finally:
-        service.kill()
-        service.communicate()
+    return "\n".join(IMPORT.format(flavor) for flavor in FLAVORS)
 
 
 @pytest.fixture(scope="module")
@@ -90,14 +57,14 @@ def images(session_processes: set[int]) -> Iterator[dict[Flavor, str]]:
     if has_container_engine():
         yield IMAGES
         return
-    if MISSING or subprocess.run([*NAMESPACES, "true"], check=False, capture_output=True).returncode != 0:
-        pytest.skip(f"no container engine: {' and '.join(MISSING) or 'a namespace for podman'} is missing")
+    if missing := missing_for_podman():
+        pytest.skip(f"no container engine: {missing} is missing")
     with (
         pytest.MonkeyPatch.context() as patch,
         tempfile.TemporaryDirectory(
             prefix="podman-"
         ) as directory,  # processes that still use pytest's directory fail the test run
-        podman(Path(directory), session_processes) as address,
+        podman(server_images(Path(directory)), Path(directory), session_processes) as address,
     ):
         patch.setenv("DOCKER_HOST", address)
         patch.setenv(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,8 +17,17 @@ import redis
 
 from bulltask.embedded.server import Flavor, pick_port
 from bulltask.testing.worker import RedisServer, wait_until
+from tests.support.processes import SESSION_VARIABLE
 
-__all__ = ["IMAGES", "ContainerServer", "container_server", "has_container_engine", "session_server"]
+__all__ = [
+    "IMAGES",
+    "ContainerServer",
+    "container_server",
+    "has_container_engine",
+    "missing_for_podman",
+    "podman",
+    "session_server",
+]
 
 IMAGES: dict[Flavor, str] = {"valkey": "valkey/valkey:8", "redis": "redis:7"}
 PORT = 6379
@@ -104,3 +115,57 @@ def session_server(directory: Path, flavor: Flavor) -> Iterator[RedisServer | Co
                 yield server
                 return
         yield stack.enter_context(RedisServer.start(directory, flavor=flavor))
+
+
+# ---- podman, where no engine responds --------------------------------------------------------------------------------
+
+_MISSING = [program for program in ("podman", "crun", "unshare", "ldd") if shutil.which(program) is None]
+_NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+# Without CAP_SYS_RESOURCE crun cannot raise limits, and without a separate cgroup it cannot create any.
+_CONFIG = """
+[containers]
+default_ulimits = ["nofile=20000:20000", "nproc=4096:4096"]
+cgroups = "disabled"
+netns = "host"
+"""
+_PODMAN = "podman --root $1/root --runroot $1/run --storage-driver vfs --cgroup-manager cgroupfs --runtime crun"
+_SCRIPT = f"""
+umount /sys/fs/cgroup/unified 2>/dev/null
+podman="{_PODMAN}"
+%s
+exec $podman system service --time 0 unix://$1/socket
+"""
+
+
+def missing_for_podman() -> str:
+    """Return what :func:`podman` needs and this machine does not have."""
+    if not _MISSING and subprocess.run([*_NAMESPACES, "true"], check=False, capture_output=True).returncode != 0:
+        return "a namespace for podman"
+    return " and ".join(_MISSING)
+
+
+@contextmanager
+def podman(prepare: str, directory: Path, session_processes: set[int]) -> Iterator[str]:
+    """Run a shell script with ``$podman`` and the directory ``$1``, then serve Docker's API; yield its address.
+
+    podman runs in separate mount and process namespaces, so it sees no cgroups that crun rejects, and all its processes
+    exit with it. The directory must not be pytest's: processes that still use that one fail the test run.
+    """
+    (directory / "containers.conf").write_text(_CONFIG)
+    service = subprocess.Popen(
+        [*_NAMESPACES, "sh", "-c", _SCRIPT % prepare, "sh", directory],
+        env={name: text for name, text in os.environ.items() if name != SESSION_VARIABLE}
+        | {"CONTAINERS_CONF": str(directory / "containers.conf")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    session_processes.add(service.pid)
+    try:
+        socket = directory / "socket"
+        wait_until(lambda: socket.exists() or service.poll() is not None, 120.0, "podman's service")
+        if service.poll() is not None and service.stdout is not None:
+            raise RuntimeError(service.stdout.read().decode(errors="replace"))
+        yield f"unix://{socket}"
+    finally:
+        service.kill()
+        service.communicate()

@@ -169,6 +169,7 @@ def test_settings_have_the_documented_defaults() -> None:
         "metrics_host": "127.0.0.1",
         "metrics_buckets": (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600),
         "log_level": "info",
+        "log_format": "auto",
         "redirect_stdouts": False,
         "redirect_stdouts_level": "warning",
         "timezone": "UTC",

@@ -24,7 +24,6 @@ import click
 import flask  # noqa: F401 - a snippet cannot be the first to import it, because it runs with a copy of sys.modules
 import jsonschema
 import pytest
-import yaml  # type: ignore[import-untyped]
 
 from bulltask import App, Context
 from bulltask.cli import migrate_bull
@@ -542,34 +541,3 @@ def test_the_changelog_has_the_format_of_keep_a_changelog() -> None:
     kinds = set(re.findall(r"^### (.*)$", text, re.MULTILINE))
     assert re.findall(r"^## (.*)$", text, re.MULTILINE)[0] == "[Unreleased]"
     assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
-
-
-# ---- health checks ---------------------------------------------------------------------------------------------------
-
-HEALTH_PAGE = ROOT / "docs/how-to/health-checks.md"
-
-
-def test_the_kubernetes_and_docker_snippets_are_valid_and_use_commands_and_probes_that_exist() -> None:
-    pod, compose = (yaml.safe_load(block) for block in blocks(HEALTH_PAGE, "yaml"))
-    [container] = pod["spec"]["containers"]
-    service = compose["services"]["worker"]
-    grace_s = App("shop")._config.shutdown_timeout_ms / 1000
-    assert pod["spec"]["terminationGracePeriodSeconds"] > grace_s < float(service["stop_grace_period"].rstrip("s"))
-    for command in (container["command"], service["command"].split(), service["healthcheck"]["test"][1:]):
-        program, name, *arguments = command
-        parsed = main.get_command(click.Context(main), name)
-        assert parsed is not None, command
-        assert program == "bulltask"
-        parsed.make_context(name, list(arguments))
-    port = container["command"][container["command"].index("--metrics-port") + 1]
-    probes = [container[f"{kind}Probe"]["httpGet"] for kind in ("liveness", "readiness")]
-    assert probes == [{"path": "/livez", "port": int(port)}, {"path": "/readyz", "port": int(port)}]
-
-
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
-def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
-    unit = file_block(HEALTH_PAGE, "ini", "shop-worker.service")
-    file = tmp_path / "shop-worker.service"
-    file.write_text(unit.replace("/srv/shop/.venv/bin/bulltask", str(Path(sys.executable).parent / "bulltask")))
-    done = subprocess.run(["systemd-analyze", "verify", file], capture_output=True, text=True, check=False)
-    assert (done.returncode, [line for line in done.stderr.splitlines() if file.name in line]) == (0, []), done.stderr
