@@ -526,7 +526,7 @@ _BLOCK_GAP: Final = 8.0
 _PADDING: Final = 10.0
 _SMALL: Final = 40
 """How many boxes a graph has at most, so that it shows each line; in a larger one, even two boxes form a block."""
-_ROUNDS: Final = 100
+_ROUNDS: Final = 24
 """How deeply parts are nested at most; deeper ones stay where the layers put them."""
 _MANY: Final = 7
 """From how many boxes on also a small graph has blocks."""

@@ -7,7 +7,7 @@ both call the same functions of :mod:`bulltask.queue`. What may not be read is `
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -49,7 +49,8 @@ _MIN_AGE_S: Final = 2.0
 _HISTORY: Final = 120
 _HISTORY_MS: Final = 3_600_000
 _UNSEEN_MS: Final = 600_000
-_SERIES: Final = 6
+_ALL: Final = "all queues"
+_SERIES: Final = 5
 """How many queues a chart shows: those with the most jobs."""
 _MINUTES: Final = 180
 _MAX_NODES: Final = 1_000
@@ -132,8 +133,9 @@ class Charts:
     """The figures of one queue, or of several, over time.
 
     Attributes:
+        queues: The queues that are shown.
         times_ms: The times of the samples since this process shows the dashboard.
-        waiting: How many jobs waited, by queue.
+        waiting: How many jobs waited, by queue; and in all, if there are several.
         oldest_s: For how long the oldest job had waited.
         rate: How many jobs finished per second.
         active: How many jobs ran.
@@ -142,6 +144,7 @@ class Charts:
         per_minute: How many jobs completed and failed in each minute.
     """
 
+    queues: Sequence[str]
     times_ms: Sequence[int]
     waiting: Mapping[str, Sequence[float | None]]
     oldest_s: Mapping[str, Sequence[float | None]]
@@ -327,19 +330,24 @@ class Pages:
                 moments.append((moments[-1][0] + 1, {}))  # a line would say what nobody has seen
             moments.append(moment)
 
-        def lines(read: Callable[[Sample], float | None]) -> dict[str, list[float | None]]:
-            return {
-                keys.queue: [read(found[keys.name]) if keys.name in found else None for _, found in moments]
-                for keys in shown
-            }
+        def lines(
+            read: Callable[[Sample], float | None], total: Callable[[Iterable[float]], float]
+        ) -> dict[str, list[float | None]]:
+            values = [{name: read(sample) for name, sample in found.items()} for _, found in moments]
+            found = {keys.queue: [one.get(keys.name) for one in values] for keys in shown}
+            if len(names) > 1:
+                known = [[value for value in one.values() if value is not None] for one in values]
+                found = {_ALL: [total(one) if one else None for one in known], **found}
+            return found
 
         minutes, per_minute = ([], {}) if queue is None else self._read_metrics(queue, overview.now_ms)
         return Charts(
+            queues=[keys.queue for keys in shown],
             times_ms=[at_ms for at_ms, _ in moments],
-            waiting=lines(lambda one: one.waiting),
-            oldest_s=lines(lambda one: None if one.oldest_ms is None else one.oldest_ms / 1000),
-            rate=lines(lambda one: one.finished_per_s),
-            active=lines(lambda one: one.active),
+            waiting=lines(lambda one: one.waiting, sum),
+            oldest_s=lines(lambda one: None if one.oldest_ms is None else one.oldest_ms / 1000, max),
+            rate=lines(lambda one: one.finished_per_s, sum),
+            active=lines(lambda one: one.active, sum),
             left_out=len(names) - len(shown),
             minutes_ms=minutes,
             per_minute=per_minute,

@@ -430,7 +430,7 @@ def _box(job: WorkflowJob, root: str) -> Box:
 def _charts(pages: Pages, request: Request) -> Mapping[str, Any]:
     name = _param(request, "queue") if "queue" in request.path_params else None
     found = pages.charts(name)
-    if name is not None and name not in found.waiting:
+    if name is not None and name not in found.queues:
         raise NotFound(f"There is no queue {name}, or nothing is known of it yet.")
     return {"name": name, "found": found, "pictures": _pictures(found)}
 

@@ -179,7 +179,7 @@ def test_charts_show_bullmqs_metrics_and_the_samples_of_the_dashboard(
     assert re.findall(r'<td class="n">([\d?]+) jobs', figure[0]) == ["0", "0", "3", "4", "5"]
     assert re.findall(r'<td class="n">([\d?]+) jobs', figure[2]) == ["1", "1"]
     everything = browser.get("/charts")
-    assert "a/b &lt;i&gt;: 1 jobs" in everything.text
+    assert "all queues: 2 jobs; a/b &lt;i&gt;: 1 jobs; default: 1 jobs" in everything.text
     assert browser.get("/queues/nothing/charts").status_code == 404
 
 

@@ -2,7 +2,7 @@
 "use strict";
 
 let scale = null;  // null: as large as fits, but readable
-const MIN = 0.1, MAX = 2, READABLE = 0.6;
+const MIN = 0.1, MAX = 2, READABLE = 0.75;
 
 function parts() {
   const pan = document.querySelector(".pan");
