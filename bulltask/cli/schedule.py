@@ -37,13 +37,12 @@ from bulltask.jobs.schedules import Scheduler
 from bulltask.lake.formatting import pluralize
 from bulltask.queue import Queue
 from bulltask.queue.control import this_user
-from bulltask.queue.search import JobFilter, JobSearch, LastRun, Match, last_runs
+from bulltask.queue.search import LastRun, last_runs, recent_jobs
 
 __all__ = ["schedule"]
 
 _MAX_LISTED: Final = 1_000
 _MAX_LAST: Final = 5
-_SEARCHED: Final = 1_000
 _UNKNOWN: Final = "unknown: the schedule does not exist"
 
 
@@ -110,7 +109,7 @@ def show(ctx: click.Context, /, *, queue: str, scheduler_id: str, **options: Any
         if item is None:
             raise _missing(found, scheduler_id)
         (newest,) = found.context.run(last_runs(found.context, [item]))
-        last = _last_jobs(found, scheduler_id)
+        last = found.context.run(recent_jobs(found.context, scheduler_id, _MAX_LAST))
     if options["as_json"]:
         jobs = [
             {"id": job.id, "state": job.state, "finished_at": iso(job.since_ms), "failed_reason": job.reason or None}
@@ -270,16 +269,6 @@ def _report(
 
 def _missing(queue: Queue, scheduler_id: str) -> NotFoundError:
     return NotFoundError(in_one_line(f"queue {queue.name!r} has no schedule {scheduler_id!r}"))
-
-
-def _last_jobs(queue: Queue, scheduler_id: str) -> list[Match]:
-    """Return the newest finished jobs of a scheduler, from the last page of each state."""
-    found: list[Match] = []
-    for state in ("completed", "failed"):
-        search = JobSearch(queue.context, JobFilter(states=(state,)), more=("rjk", "finishedOn", "failedReason"))
-        while search.scanned < _SEARCHED and (page := queue.context.run(search.next())) is not None:
-            found += [job for job in page if job.text("rjk") == scheduler_id]
-    return sorted(found, key=lambda job: -job.since_ms)[:_MAX_LAST]
 
 
 def _rule(item: Scheduler) -> str:

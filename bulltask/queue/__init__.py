@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from bulltask.queue.context import AddOptions, BulkJob
     from bulltask.queue.fields import QueueSummary
     from bulltask.queue.flows import FlowJob
-    from bulltask.queue.search import FailureGroup, FailureGroups
+    from bulltask.queue.search import FailureGroup, FailureGroups, FoundJob, FoundJobs
     from bulltask.queue.sync.events import QueueEvents
     from bulltask.queue.sync.flow import FlowProducer
     from bulltask.queue.sync.job import BulkChange, Job
@@ -36,6 +36,8 @@ __all__ = [
     "FailureGroups",
     "FlowJob",
     "FlowProducer",
+    "FoundJob",
+    "FoundJobs",
     "Job",
     "Queue",
     "QueueEvents",
@@ -60,6 +62,8 @@ _MODULES: Final = {
     "FailureGroups": "bulltask.queue.search",
     "FlowJob": "bulltask.queue.flows",
     "FlowProducer": "bulltask.queue.sync.flow",
+    "FoundJob": "bulltask.queue.search",
+    "FoundJobs": "bulltask.queue.search",
     "Job": "bulltask.queue.sync.job",
     "Queue": "bulltask.queue.sync.queue",
     "QueueEvents": "bulltask.queue.sync.events",

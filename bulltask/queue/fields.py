@@ -482,6 +482,11 @@ class JobPages:
         self._left = -1
         self._recent_pages: deque[frozenset[str]] = deque(maxlen=_REMEMBERED)
 
+    @property
+    def cursor(self) -> PageCursor:
+        """The position in the state that is being read."""
+        return self._cursor
+
     def next(self) -> Operation[list[StoredJob] | None]:
         """Return the next jobs, ``None`` at the end; a page is empty if its jobs have just been removed."""
         ids = yield from self.next_ids()

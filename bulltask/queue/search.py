@@ -6,6 +6,7 @@ filter needs. No call blocks Redis for long: a page of ids is one call, and each
 
 from __future__ import annotations
 
+import base64
 import json
 import weakref
 from collections import Counter, deque
@@ -14,13 +15,14 @@ from dataclasses import dataclass, replace
 from datetime import tzinfo
 from enum import StrEnum
 from itertools import islice
+from math import isfinite
 from tempfile import SpooledTemporaryFile
 from typing import Any, Final, NamedTuple
 
 from bulltask.config.urls import redact_secrets
 from bulltask.jobs import codec
 from bulltask.jobs.clock import Duration, to_ms, zone_of
-from bulltask.jobs.codec import int_field, json_field, mapping_field
+from bulltask.jobs.codec import MAX_SAFE_INTEGER, int_field, json_field, mapping_field
 from bulltask.jobs.errors import BulltaskError, ConfigError, JobError, JobStateError, LockMismatchError
 from bulltask.jobs.failure_reasons import error_fingerprint, plain_reason
 from bulltask.jobs.fields import error_type
@@ -46,15 +48,19 @@ __all__ = [
     "BulkChangeBase",
     "FailureGroup",
     "FailureGroups",
+    "FoundJob",
+    "FoundJobs",
     "JobFilter",
     "JobSearch",
     "LastRun",
     "Match",
     "Progress",
     "due_times",
+    "find_jobs",
     "group_failures",
     "held_jobs",
     "last_runs",
+    "recent_jobs",
 ]
 
 Progress = Callable[[int, int], object]
@@ -78,6 +84,7 @@ class JobFilter:
             priority, in a paused queue, and delayed ones that are due.
         task: The job's name, exactly.
         error: Part of the reason of its last failure; case is ignored.
+        error_fingerprint: The text of its last failure with ``#`` for its variable parts, as in :class:`FailureGroup`.
         text: Part of its id, name, data as stored, or failure reason; case is ignored.
         before_ms: It finished before this time; if it has not finished, it was created before it.
         after_ms: It finished, or was created, at this time or later.
@@ -87,6 +94,7 @@ class JobFilter:
     states: tuple[str, ...] = ()
     task: str | None = None
     error: str | None = None
+    error_fingerprint: str | None = None
     text: str | None = None
     before_ms: int | None = None
     after_ms: int | None = None
@@ -100,6 +108,11 @@ class JobFilter:
             after_ms=None if newer_than is None else now_ms - to_ms(newer_than, "newer_than"),
         )
 
+    @property
+    def has_error(self) -> bool:
+        """Whether it names an error."""
+        return self.error is not None or self.error_fingerprint is not None
+
     def fields(self) -> tuple[str, ...]:
         """Return the names of the fields that :meth:`matches` reads."""
         has_text = self.text is not None
@@ -108,7 +121,7 @@ class JobFilter:
             "name": self.task is not None or has_text,
             "timestamp": has_time,
             "finishedOn": has_time,
-            "failedReason": self.error is not None or has_text or not self.revoked,
+            "failedReason": self.has_error or has_text or not self.revoked,
             "data": has_text,
         }
         return tuple(name for name, is_needed in needed.items() if is_needed)
@@ -123,10 +136,20 @@ class JobFilter:
             return False
         if not self.revoked and match.reason == REVOKED:
             return False
-        if self.error is not None and self.error.casefold() not in match.reason.casefold():
+        if not self._matches_error(match.reason):
             return False
         texts = () if self.text is None else (match.id, match.name, match.reason, match.text("data"))
         return self.text is None or self.text.casefold() in "\0".join(texts).casefold()
+
+    def _matches_error(self, reason: str) -> bool:
+        if self.error is not None and self.error.casefold() not in reason.casefold():
+            return False
+        return self.error_fingerprint is None or self.error_fingerprint == _fingerprint(reason)
+
+
+def _fingerprint(reason: str) -> str:
+    """Return a failure's text with ``#`` for its variable parts."""
+    return error_fingerprint(redact_secrets(reason)) or ""
 
 
 class Match:
@@ -174,12 +197,14 @@ class JobSearch:
         newest_first: Begin with the newest of the waiting jobs. BullMQ searches a list from there to remove a job, so
             removing a job takes time only for the newer ones that stay.
         more: Further fields to read of each job.
+        size: How many jobs to read at a time.
+        start: Where to begin, a :attr:`position` of another search with the same arguments.
 
     Attributes:
         scanned: How many jobs were read.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - independent of each other
         self,
         context: QueueContext,
         wanted: JobFilter,
@@ -187,6 +212,8 @@ class JobSearch:
         asc: bool = False,
         newest_first: bool = False,
         more: Sequence[str] = (),
+        size: int | None = None,
+        start: tuple[str, PageCursor] | None = None,
     ) -> None:
         self.scanned = 0
         self._context = context
@@ -194,20 +221,38 @@ class JobSearch:
         self._asc = asc
         self._newest_first = newest_first
         self._fields = tuple(dict.fromkeys((*wanted.fields(), *more)))
-        self._size = _DATA_PAGE_SIZE if "data" in self._fields else _PAGE_SIZE
+        self._size = size or (_DATA_PAGE_SIZE if "data" in self._fields else _PAGE_SIZE)
         names = {"wait" if state == "waiting" else state for state in states_of(wanted.states)}
         self._only_due = "waiting" in wanted.states and "delayed" not in names
         if "waiting" in wanted.states:
             names |= {"prioritized", "delayed"}
         self._states = deque(state for state in STATES_IN_ORDER if state in names)
+        self._all_states = tuple(self._states)
         self._pages: JobPages | None = None
+        if start is not None:
+            self._resume(*start)
+
+    def _resume(self, state: str, cursor: PageCursor) -> None:
+        if state not in self._all_states:
+            raise ConfigError(f"the cursor is from another search: this one does not read {state!r:.200} jobs")
+        while self._states[0] != state:
+            self._states.popleft()
+        if cursor != PageCursor():
+            self._pages = self._begin(state, cursor)
+
+    @property
+    def position(self) -> tuple[str, PageCursor] | None:
+        """The state that is read next, and the position in it; ``None`` at the end."""
+        if not self._states:
+            return None
+        return self._states[0], PageCursor() if self._pages is None else self._pages.cursor
 
     def count(self) -> Operation[int]:
         """Count the jobs in the filter's states, which is the most that the search reads."""
         keys, due = self._context.keys, f"({self._due_score()}"
         sizes: list[int] = yield [
             count_by_score(keys, state, "-inf", due) if self.is_due(state) else state_size(keys, state)
-            for state in self._states
+            for state in self._all_states
         ]
         return sum(sizes)
 
@@ -238,12 +283,14 @@ class JobSearch:
         self._states.popleft()
         self._pages = None
 
-    def _begin(self, state: str) -> JobPages:
+    def _begin(self, state: str, start: PageCursor | None = None) -> JobPages:
         """Begin at the first job that may match: finished jobs are sorted by the time when they finished."""
         if self.is_due(state):
-            due = PageCursor(score=str(self._due_score()), ids=("",))
+            due = start or PageCursor(score=str(self._due_score()), ids=("",))
             return JobPages(self._context, [state], self._size, asc=False, start=due)
         asc = self._asc if state in _FINISHED else not (self._newest_first and state in LISTS)
+        if start is not None:
+            return JobPages(self._context, [state], self._size, asc=asc, start=start)
         limit_ms = self._wanted.after_ms if asc else self._wanted.before_ms
         start = None if limit_ms is None or state not in _FINISHED else PageCursor(score=str(limit_ms), ids=("",))
         return JobPages(self._context, [state], self._size, asc=asc, start=start)
@@ -303,6 +350,113 @@ def held_jobs(context: QueueContext, wanted: JobFilter, more: Sequence[str]) -> 
         if due_ms is not None and due_ms > context.now_ms() and wanted.matches(match):
             held.append((match, kind))
     return held
+
+
+@dataclass(frozen=True, slots=True)
+class FoundJob:
+    """A job that ``queue.search()`` has found; ``queue.get_job(found.id)`` reads it.
+
+    Attributes:
+        id: Its id.
+        queue: Its queue.
+        name: The task's name.
+        state: Its state in BullMQ; ``waiting`` also for a delayed job that is due, if waiting jobs were searched.
+        since_ms: When it finished; when it was created, if it has not finished.
+        failed_reason: Why its last attempt failed, ``""`` if none did; secrets in it are hidden.
+    """
+
+    id: str
+    queue: str
+    name: str
+    state: str
+    since_ms: int
+    failed_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FoundJobs:
+    """A page of the jobs that ``queue.search()`` has found.
+
+    Attributes:
+        jobs: The jobs. Those that run next, or finished last, come first in their states.
+        scanned: How many jobs were read for this page.
+        total: How many jobs the queue has in these states.
+        cursor: Where the next page begins; ``None`` on the last page. If it is not ``None`` and there are fewer jobs
+            than ``limit``, the search has read ``scan`` jobs.
+    """
+
+    jobs: tuple[FoundJob, ...]
+    scanned: int
+    total: int
+    cursor: str | None
+
+
+_LISTED_FIELDS: Final = ("name", "timestamp", "finishedOn", "failedReason")
+_IDS_IN_CURSOR: Final = 3
+
+
+def find_jobs(
+    context: QueueContext,
+    wanted: JobFilter,
+    ages: tuple[Duration | None, Duration | None],
+    limits: tuple[int, int],
+    cursor: str | None,
+) -> Operation[FoundJobs]:
+    """Find jobs for ``queue.search()``; ``limits`` are how many to return, and to read."""
+    wanted, (limit, scan) = wanted.at(context.now_ms(), *ages), limits
+    # One more than asked for shows whether others follow.
+    size = None if wanted.fields() else min(limit + 1, _PAGE_SIZE)
+    start, seen = (None, "") if cursor is None else _read_cursor(cursor)
+    search = JobSearch(context, wanted, more=_LISTED_FIELDS, size=size, start=start)
+    total = yield from search.count()
+    found: list[Match] = []
+    following: str | None = None
+    while search.scanned < scan:
+        before = search.position
+        page = yield from search.next()
+        if page is None:
+            return FoundJobs(tuple(_found(context, search, job) for job in found), search.scanned, total, None)
+        ids = [match.id for match in page]
+        page = page[ids.index(seen) + 1 :] if seen in ids else page
+        seen = ""
+        left = limit - len(found)
+        found += page[:left]
+        if len(page) > left:
+            following = _write_cursor(before, found[-1].id)
+            break
+    else:
+        following = _write_cursor(search.position, "")
+    return FoundJobs(tuple(_found(context, search, job) for job in found), search.scanned, total, following)
+
+
+def _found(context: QueueContext, search: JobSearch, match: Match) -> FoundJob:
+    is_waiting = match.state in {"wait", "paused", "prioritized"} or search.is_due(match.state)
+    state = "waiting" if is_waiting else match.state
+    return FoundJob(match.id, context.queue, match.name, state, match.since_ms, redact_secrets(match.reason))
+
+
+def _write_cursor(position: tuple[str, PageCursor] | None, seen: str) -> str | None:
+    """Return where the next page begins: at ``position``, but after the job ``seen`` if it is still there."""
+    if position is None:
+        return None
+    state, at = position
+    fields = [state, at.score, at.distance, at.ids[:_IDS_IN_CURSOR], seen]
+    return base64.urlsafe_b64encode(json.dumps(fields, separators=(",", ":")).encode()).decode().rstrip("=")
+
+
+def _read_cursor(cursor: str) -> tuple[tuple[str, PageCursor], str]:
+    try:
+        fields = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        state, score, distance, ids, seen = fields
+        known = PageCursor(str(score), int(distance), tuple(map(str, ids)))
+        is_valid = 0 <= known.distance <= MAX_SAFE_INTEGER and (not score or (isfinite(float(score)) and known.ids))
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        is_valid = False
+    if not is_valid:
+        raise ConfigError(
+            f"invalid cursor {cursor!r:.100}: use the cursor of the previous page, or no cursor for the first page"
+        )
+    return (str(state), known), str(seen)
 
 
 class Action(StrEnum):
@@ -414,7 +568,7 @@ class BulkChangeBase:
         self.action = Action(action)
         if terminate and self.action is not Action.REVOKE:
             raise ConfigError(f"terminate is not possible with {action}, only with revoke")
-        is_retry_of_all = self.action is Action.RETRY and wanted.error is None
+        is_retry_of_all = self.action is Action.RETRY and not wanted.has_error
         states = _change_states(self.action, wanted.states)
         self._wanted = replace(wanted, states=states, revoked=not is_retry_of_all)
         self._wanted.at(0, *ages)  # or an error now
@@ -543,7 +697,7 @@ class _Failures:
 
     def add(self, page: Sequence[Match]) -> Operation[None]:
         reasons = [redact_secrets(match.reason) for match in page]
-        prints = [error_fingerprint(reason) or "" for reason in reasons]
+        prints = [_fingerprint(match.reason) for match in page]
         types = yield from self._find_types(page, prints)
         for match, reason, fingerprint, kind in zip(page, reasons, prints, types, strict=True):
             # A revoked job has an error with a class only if it was running.
@@ -690,3 +844,13 @@ def _search_runs(
     for position, started_ms in missing.values():
         if runs[position] is None and started_ms:
             runs[position] = LastRun(started_ms, "", "removed")
+
+
+def recent_jobs(context: QueueContext, scheduler_id: str, count: int) -> Operation[list[Match]]:
+    """Return the newest finished jobs of a schedule among the queue's newest 1,000 of each state."""
+    found: list[Match] = []
+    for state in _FINISHED:
+        search = JobSearch(context, JobFilter(states=(state,)), more=("rjk", "finishedOn", "failedReason"))
+        while search.scanned < _SEARCHED and (page := (yield from search.next())) is not None:
+            found += [job for job in page if job.text("rjk") == scheduler_id]
+    return sorted(found, key=lambda job: -job.since_ms)[:count]

@@ -18,7 +18,7 @@ from redis import Redis
 
 from bulltask import App
 from bulltask.errors import ConfigError
-from bulltask.queue import FlowJob, FlowProducer, search
+from bulltask.queue import AddOptions, FlowJob, FlowProducer, search
 from bulltask.queue.context import QueueContext
 from tests.redis.conftest import Run
 from tests.support.command_output import json_of
@@ -387,6 +387,58 @@ def test_a_program_counts_the_jobs_that_match_and_changes_exactly_these(app: App
     assert [job.failed_reason for job in queue.get_failed()] == ["host 19 refused", "no paper"]
     assert queue.bulk("remove", states="failed", task="report", newer_than=3600).run() == 1
     assert queue.bulk("revoke", limit=1).run() == 1
+
+
+@pytest.mark.parametrize("states", ["waiting", "delayed", "failed"])
+def test_a_program_pages_through_jobs_in_their_order(app: App, states: str) -> None:
+    queue = app.queue("mail")
+    if states == "failed":
+        expected = list(reversed(add_failed(app, {f"task-{n}": "no paper" for n in range(7)})))
+    else:
+        options: AddOptions = {"delay": 3600} if states == "delayed" else {}
+        expected = [job.id for job in queue.add_bulk([{"name": "send", "options": options}] * 7)]
+    found, cursor = list[str](), None
+    for length in (3, 3, 1):
+        page = queue.search(states=states, limit=3, cursor=cursor)
+        found, cursor = [*found, *(job.id for job in page.jobs)], page.cursor
+        assert (len(page.jobs), page.total, {job.state for job in page.jobs}) == (length, 7, {states})
+    assert (found, cursor) == (expected, None)
+
+
+def test_a_page_of_found_jobs_begins_where_the_last_one_ended_although_jobs_come_and_go(app: App) -> None:
+    queue = app.queue("mail")
+    ids = [job.id for job in queue.add_bulk([{"name": "send", "data": {"to": "Ada Byron"}}] * 6)]
+    first = queue.search(text="ada byron", limit=2)
+    assert queue.remove(ids[0])
+    queue.add("send", {"to": "Ada Byron"}, lifo=True)
+    assert [job.id for job in queue.search(text="ada byron", limit=2, cursor=first.cursor).jobs] == ids[2:4]
+
+
+def test_a_search_reads_as_many_jobs_as_it_may_and_goes_on_from_there(app: App) -> None:
+    queue = app.queue("mail")
+    queue.add_bulk([{"name": "send", "options": {"delay": 3600}}] * 450)
+    wanted = queue.add("send", {"to": "Ada Byron"}, delay=3600)
+    page = queue.search(text="ada byron", scan=1)
+    assert (page.jobs, page.scanned, page.total, page.cursor is None) == ((), 200, 451, False)
+    page = queue.search(text="ada byron", cursor=page.cursor)
+    assert ([job.id for job in page.jobs], page.cursor) == ([wanted.id], None)
+
+
+def test_jobs_are_found_by_the_error_of_their_group_and_secrets_in_it_are_hidden(app: App) -> None:
+    queue = app.queue("mail")
+    add_failed(app, {"send": "host 7 refused", "post": "redis://me:hunter2@h/0 refused", "call": "host 9 refused"})
+    group = queue.group_failures(task="send").groups[0]
+    found = queue.search(states="failed", error_fingerprint=group.error).jobs
+    assert sorted(job.name for job in found) == ["call", "send"]
+    [other] = queue.search(states="failed", task="post").jobs
+    assert "hunter2" not in other.failed_reason
+    assert queue.bulk("retry", task="send", error_fingerprint=group.error).run() == 1
+
+
+@pytest.mark.parametrize("cursor", ["", "x", "W10", "WyJhIiwiIiwwLFtdLCIiXQ", "WyJ3YWl0IiwiIiwtMSxbXSwiIl0"])
+def test_a_search_says_that_a_cursor_is_invalid(app: App, cursor: str) -> None:
+    with pytest.raises(ConfigError, match="cursor"):
+        app.queue("mail").search(cursor=cursor)
 
 
 @pytest.mark.one_server

@@ -291,6 +291,10 @@ QUEUE: Final[dict[str, tuple[Scenario, Any]]] = {
     ),
     "revoke": (revoke_jobs, ["running", "terminating", "revoked", "unknown"]),
     "schedulers": (lambda s: s.queue.schedulers.count(), 0),
+    "search": (
+        after(add_two, then=lambda s: [(job.id, job.state) for job in s.queue.search(limit=1).jobs]),
+        [["#1", "waiting"]],
+    ),
     "set_global_concurrency": (lambda s: s.queue.set_global_concurrency(3), None),
     "set_global_rate_limit": (lambda s: s.queue.set_global_rate_limit(2, 5), None),
     "set_meta": (lambda s: s.queue.set_meta({"opts.maxLenEvents": 77}), None),

@@ -28,7 +28,7 @@ from bulltask.queue.fields import (
 )
 from bulltask.queue.manual import Acquisition
 from bulltask.queue.reasons import Explanation, explain_job, explain_queue, unreachable
-from bulltask.queue.search import SCANNED, FailureGroups, JobFilter, Progress, group_failures
+from bulltask.queue.search import SCANNED, FailureGroups, FoundJobs, JobFilter, Progress, find_jobs, group_failures
 from bulltask.transport.call import command, text
 from bulltask.transport.scripts import queue as scripts
 from bulltask.transport.scripts.job import add_log, get_state, read_job, remove_job, update_progress
@@ -174,6 +174,7 @@ class AsyncQueue(QueueBase):
         states: Iterable[str] | str = (),
         task: str | None = None,
         error: str | None = None,
+        error_fingerprint: str | None = None,
         text: str | None = None,
         older_than: Duration | None = None,
         newer_than: Duration | None = None,
@@ -192,6 +193,7 @@ class AsyncQueue(QueueBase):
             task: Only jobs of this task.
             error: Only jobs whose last attempt failed with a reason that contains this. ``retry`` leaves revoked jobs
                 failed, unless this names their error.
+            error_fingerprint: Only jobs with this error, as in ``FailureGroup.error``.
             text: Only jobs with this in their id, task, data as stored, or error.
             older_than, newer_than: Only jobs that finished, or were added, longer ago, or since then.
             limit: Maximum number of jobs, the newest finished ones (default: all).
@@ -199,7 +201,11 @@ class AsyncQueue(QueueBase):
             terminate: With ``revoke``: cancel running jobs, too.
         """
         wanted = JobFilter(
-            states=(states,) if isinstance(states, str) else tuple(states), task=task, error=error, text=text
+            states=(states,) if isinstance(states, str) else tuple(states),
+            task=task,
+            error=error,
+            error_fingerprint=error_fingerprint,
+            text=text,
         )
         ages, limits = (older_than, newer_than), (limit, scan)
         return AsyncBulkChange(self._context, action, wanted, ages, limits, terminate=terminate)
@@ -330,6 +336,42 @@ class AsyncQueue(QueueBase):
         while (page := await self._context.arun(pages.next())) is not None:
             for stored in page:
                 yield AsyncJob(self._context, stored)
+
+    async def search(  # noqa: PLR0913 - each is a condition
+        self,
+        *,
+        states: Iterable[str] | str = (),
+        task: str | None = None,
+        error: str | None = None,
+        error_fingerprint: str | None = None,
+        text: str | None = None,
+        older_than: Duration | None = None,
+        newer_than: Duration | None = None,
+        limit: int = 50,
+        scan: int = SCANNED,
+        cursor: str | None = None,
+    ) -> FoundJobs:
+        """Find jobs that satisfy some conditions, a page at a time, as ``bulltask jobs`` does.
+
+        Args:
+            states, task, error, error_fingerprint, text, older_than, newer_than: As in :meth:`bulk`.
+            limit: Maximum number of jobs to return.
+            scan: About how many jobs to read at most; Redis has no index of jobs.
+            cursor: ``FoundJobs.cursor`` of the previous page, which had the same conditions. The next page begins where
+                that one ended, also if jobs were added or removed meanwhile.
+
+        Raises:
+            ConfigError: A condition or the cursor is invalid.
+        """
+        wanted = JobFilter(
+            states=(states,) if isinstance(states, str) else tuple(states),
+            task=task,
+            error=error,
+            error_fingerprint=error_fingerprint,
+            text=text,
+        )
+        limits = check_positive(limit, "limit"), check_positive(scan, "scan")
+        return await self._context.arun(find_jobs(self._context, wanted, (older_than, newer_than), limits, cursor))
 
     async def group_failures(
         self,
