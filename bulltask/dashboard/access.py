@@ -72,11 +72,11 @@ ACTIONS: Final[Mapping[str, Role]] = {
     "revoke": Role.OPERATOR,
     "pause": Role.OPERATOR,
     "resume": Role.OPERATOR,
+    "limit": Role.OPERATOR,
+    "stop": Role.OPERATOR,
     "run": Role.OPERATOR,
     "control": Role.OPERATOR,
     "remove": Role.ADMIN,
-    "drain": Role.ADMIN,
-    "clean": Role.ADMIN,
 }
 """Which role an action needs."""
 

@@ -9,27 +9,45 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from bulltask.app import App
-from bulltask.config.urls import redact_secrets
 from bulltask.dashboard.access import Audit, AuditEntry
+from bulltask.dashboard.changes import Changes
 from bulltask.jobs import codec
-from bulltask.jobs.clock import mono_s
-from bulltask.jobs.errors import BrokerAuthError, BulltaskError
+from bulltask.jobs.clock import mono_s, zone_of
+from bulltask.jobs.errors import BrokerAuthError, BulltaskError, ConfigError
 from bulltask.jobs.names import address_of, name_in_app
 from bulltask.jobs.payloads import describe, is_envelope
-from bulltask.queue import Job
+from bulltask.jobs.schedules import Scheduler
+from bulltask.queue import FoundJob, FoundJobs, Job
 from bulltask.queue.flows import Workflow, read_workflow
 from bulltask.queue.overview import Fleet, QueueOverview, find_queues, read_fleet, read_overview
 from bulltask.queue.reasons import Explanation
-from bulltask.queue.search import FailureGroup, JobFilter, JobSearch
-from bulltask.transport.call import QueueKeys
+from bulltask.queue.schedulers import SCHEDULING_ERRORS
+from bulltask.queue.search import FailureGroup, LastRun, Match, last_runs, recent_jobs
+from bulltask.transport.call import QueueKeys, command
 from bulltask.transport.operation import Operation
+from bulltask.transport.scripts.job import job_fields
 from bulltask.transport.scripts.queue import QueueFigures
 from bulltask.transport.streams import Entry, read_back, read_now
 
-__all__ = ["Charts", "JobPage", "JobRow", "Overview", "Pages", "QueuePage", "Span"]
+if TYPE_CHECKING:
+    from bulltask.lake import History
+
+__all__ = [
+    "Charts",
+    "Filter",
+    "JobPage",
+    "Overview",
+    "Pages",
+    "QueuePage",
+    "ScheduleRow",
+    "Schedules",
+    "SearchPage",
+    "Span",
+]
 
 R = TypeVar("R")
 
@@ -37,8 +55,15 @@ STATES: Final = ("waiting", "active", "delayed", "waiting-children", "failed", "
 """The states in which a queue's jobs are listed; ``waiting`` includes prioritized jobs and due ones."""
 
 PER_PAGE: Final = 50
-SCANNED: Final = 20_000
-"""How many jobs of a queue a search reads; ``bulltask jobs`` and the lake search further."""
+_SEARCH_S: Final = 0.2
+"""How long a page searches the jobs of a queue; a search that is continued may take ten times as long."""
+_SEARCHED_AT_ONCE: Final = 1_000
+_FOUND_PER_QUEUE: Final = 10
+_MAX_FOUND: Final = 100
+_SCHEDULES_PER_QUEUE: Final = 200
+_MAX_SCHEDULES: Final = 1_000
+_NEXT_TIMES: Final = 5
+_RECENT_RUNS: Final = 20
 
 AUDIT_ENTRIES: Final = 200
 
@@ -179,14 +204,28 @@ class Overview:
 
 
 @dataclass(frozen=True, slots=True)
-class JobRow:
-    """A job in a list."""
+class Filter:
+    """Which jobs of a queue are listed; see :meth:`bulltask.queue.Queue.search`."""
 
-    id: str
-    name: str
-    state: str
-    since_ms: int
-    reason: str
+    state: str = "waiting"
+    text: str | None = None
+    task: str | None = None
+    error_fingerprint: str | None = None
+
+    def fields(self) -> dict[str, str]:
+        """Return the names and values that are given, for addresses and forms."""
+        given = {"text": self.text, "task": self.task, "error": self.error_fingerprint}
+        return {"state": self.state} | {name: value for name, value in given.items() if value is not None}
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Filter:
+        """Return the filter of an address or form: the opposite of :meth:`fields`."""
+        state = str(given.get("state", "") or "waiting")
+        if state not in STATES:
+            raise ConfigError(f"there is no state {state!r:.100}")
+        text, task = (str(given.get(name, "")) or None for name in ("text", "task"))
+        error = given.get("error")  # "" is the error of jobs that have none
+        return cls(state, text, task, None if error is None else str(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,19 +235,54 @@ class QueuePage:
     Attributes:
         overview: How full it is.
         explanation: Why it does not move.
-        jobs: Some of its jobs.
+        found: Some of its jobs.
         counts: How many jobs each state has.
-        scanned: How many jobs the search has read.
-        has_more: Whether more jobs follow.
+        limited_s: For how many more seconds a rate limit stops it, 0 if none does.
     """
 
     overview: QueueOverview
     explanation: Explanation
-    jobs: Sequence[JobRow]
+    found: FoundJobs
     counts: Mapping[str, int]
+    limited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SearchPage:
+    """What was found in all queues.
+
+    Attributes:
+        exact: The queues that have a job with exactly this id.
+        jobs: Jobs that have the text in their id, name, data or error.
+        scanned: How many jobs were read for them.
+        searched: How many queues were searched for them.
+        queues: How many queues there are.
+    """
+
+    exact: Sequence[str]
+    jobs: Sequence[FoundJob]
     scanned: int
-    has_more: bool
-    now_ms: int
+    searched: int
+    queues: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRow:
+    """A schedule, its last run, and its next times; ``recent`` are its last runs if only this schedule is shown."""
+
+    queue: str
+    item: Scheduler
+    last: LastRun | None
+    next_ms: Sequence[int]
+    recent: Sequence[Match] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Schedules:
+    """The schedules of all queues, the next one first; ``total`` is how many there are."""
+
+    rows: Sequence[ScheduleRow]
+    total: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +323,13 @@ class Pages:
     However many tabs show a page, it is read once in two seconds, and less often if reading takes long.
     """
 
-    def __init__(self, app: App) -> None:
-        self._app = app
+    def __init__(self, app: App, lake: str | Path | None = None) -> None:
+        self.app = self._app = app
+        self.changes = Changes(app)
+        self.has_history = lake is not None
+        self._lake = lake
+        self._history_lock = threading.Lock()
+        self._lake_history: History | None = None
         self._answers: dict[tuple[object, ...], _Answer] = {}
         self._scanned: set[str] = set()
         self._scanned_all = True
@@ -406,44 +485,143 @@ class Pages:
         """Read the newest entries of the audit log."""
         return self._once(("audit",), lambda: Audit(self._app).newest(AUDIT_ENTRIES))
 
-    def queue(self, name: str, state: str, text: str, page: int) -> QueuePage:
-        """Read a queue and some of its jobs.
+    def queue(self, name: str, wanted: Filter, cursor: str | None) -> QueuePage:
+        """Read a queue and some of its jobs; ``cursor`` is that of the previous page."""
+        return self._once(("queue", name, wanted, cursor), lambda: self._read_queue(name, wanted, cursor))
 
-        Args:
-            name: The queue's name in the app.
-            state: One of :data:`STATES`.
-            text: Part of a job's id, name, data or failure reason; ``""`` for all jobs.
-            page: Which page of jobs, from 0.
-        """
-        return self._once(("queue", name, state, text, page), lambda: self._read_queue(name, state, text, page))
-
-    def _read_queue(self, name: str, state: str, text: str, page: int) -> QueuePage:
+    def _read_queue(self, name: str, wanted: Filter, cursor: str | None) -> QueuePage:
         queue = self._app.queue(name)
         with self._app._broker.pool.client() as client:
             client.connect()
             now_ms = self._app._broker.clock.now_ms()
             [overview] = read_overview(client, [self._app._broker.keys(name)], now_ms)
-        explanation = queue.explain()
-        counts = queue.get_job_counts()
-        rows, scanned, has_more = self._find(name, state, text, page)
-        return QueuePage(overview, explanation, rows, counts, scanned, has_more, now_ms)
+        if isinstance(overview.figures, BulltaskError):
+            raise overview.figures
+        found = self._find(name, wanted, cursor)
+        counts = {**overview.figures.jobs, "waiting": overview.figures.waiting}
+        return QueuePage(overview, queue.explain(), found, counts, queue.get_rate_limit_ttl())
 
-    def _find(self, name: str, state: str, text: str, page: int) -> tuple[list[JobRow], int, bool]:
-        """Return a page of jobs, how many were read, and whether more follow."""
-        wanted = JobFilter(states=(state,), text=text or None)
-        context = self._app._queue_context(name, None)  # noqa: SLF001 - a public search would serve programs, too
-        search = JobSearch(context, wanted, more=("name", "timestamp", "finishedOn", "failedReason"))
-        found: list[JobRow] = []
-        last = (page + 1) * PER_PAGE
-        while len(found) <= last and search.scanned < SCANNED:
-            matches = context.run(search.next())
-            if matches is None:
-                break
-            found += [
-                JobRow(match.id, match.name, match.state, match.since_ms, redact_secrets(match.reason))
-                for match in matches
-            ]
-        return found[last - PER_PAGE : last], search.scanned, len(found) > last
+    def _find(self, name: str, wanted: Filter, cursor: str | None) -> FoundJobs:
+        """Search for a page of jobs, until there are enough or it has taken too long."""
+        until_s = mono_s() + _SEARCH_S * (1 if cursor is None else 10)
+        jobs, scanned = list[FoundJob](), 0
+        while True:
+            found = self._app.queue(name).search(
+                states=wanted.state,
+                text=wanted.text,
+                task=wanted.task,
+                error_fingerprint=wanted.error_fingerprint,
+                limit=PER_PAGE - len(jobs),
+                scan=_SEARCHED_AT_ONCE,
+                cursor=cursor,
+            )
+            jobs += found.jobs
+            scanned += found.scanned
+            cursor = found.cursor
+            if cursor is None or len(jobs) >= PER_PAGE or mono_s() >= until_s:
+                return FoundJobs(tuple(jobs), scanned, found.total, cursor)
+
+    def search(self, text: str) -> SearchPage:
+        """Find jobs in all queues: one with this id, or with this text among the newest jobs of each state."""
+        return self._once(("search", text), lambda: self._search(text))
+
+    def _search(self, text: str) -> SearchPage:
+        queues = [queue.keys for queue in self.overview().queues]
+        with self._app._broker.pool.client() as client:
+            client.connect()
+            # Other keys of a queue, such as "meta", are no jobs: they have no name, or are no hash.
+            found = client.try_many([job_fields(keys, text, ("name",)) for keys in queues]) if text else []
+        for reply in found:
+            if isinstance(reply, BrokerAuthError):
+                raise reply
+        exact = [
+            keys.queue
+            for keys, reply in zip(queues, found, strict=bool(text))
+            if not isinstance(reply, BulltaskError) and reply[0] is not None
+        ]
+        jobs, scanned, searched = list[FoundJob](), 0, 0
+        until_s = mono_s() + _SEARCH_S
+        if text and not exact:
+            for keys in queues:
+                if mono_s() >= until_s or len(jobs) >= _MAX_FOUND:
+                    break
+                searched += 1
+                for state in STATES:
+                    page = self._app.queue(keys.queue).search(
+                        states=state, text=text, limit=_FOUND_PER_QUEUE, scan=_SEARCHED_AT_ONCE
+                    )
+                    jobs += page.jobs
+                    scanned += page.scanned
+        return SearchPage(exact, jobs[:_MAX_FOUND], scanned, searched, len(queues))
+
+    def schedules(self) -> Schedules:
+        """Read the schedules of all queues."""
+        return self._once(("schedules",), self._read_schedules)
+
+    def _read_schedules(self) -> Schedules:
+        queues = [queue.keys for queue in self.overview().queues]
+        with self._app._broker.pool.client() as client:
+            client.connect()
+            counts = client.run_many([command("ZCARD", keys.repeat, parse_reply=int) for keys in queues])
+        rows: list[ScheduleRow] = []
+        for keys, count in zip(queues, counts, strict=True):
+            if count and len(rows) < _MAX_SCHEDULES:
+                queue = self._app.queue(keys.queue)
+                items = queue.schedulers.list(0, _SCHEDULES_PER_QUEUE - 1, asc=True)
+                runs = queue.context.run(last_runs(queue.context, items)) if items else []
+                rows += [
+                    ScheduleRow(keys.queue, item, last, (item.next_ms,)) for item, last in zip(items, runs, strict=True)
+                ]
+        return Schedules(sorted(rows, key=lambda row: row.item.next_ms), sum(counts))
+
+    def schedule(self, queue: str, scheduler_id: str) -> ScheduleRow | None:
+        """Read a schedule with its last runs; ``None`` if there is none with this id."""
+        return self._once(("schedule", queue, scheduler_id), lambda: self._read_schedule(queue, scheduler_id))
+
+    def _read_schedule(self, name: str, scheduler_id: str) -> ScheduleRow | None:
+        queue = self._app.queue(name)
+        item = queue.schedulers.get(scheduler_id)
+        if item is None:
+            return None
+        [last] = queue.context.run(last_runs(queue.context, [item]))
+        recent = queue.context.run(recent_jobs(queue.context, scheduler_id, _RECENT_RUNS))
+        return ScheduleRow(name, item, last, self._next_times(item), recent)
+
+    def _next_times(self, item: Scheduler) -> Sequence[int]:
+        """Return the next times of a schedule, as far as its rule can be read."""
+        times, rule = [item.next_ms], item.rule
+        left = _NEXT_TIMES if item.limit is None else min(_NEXT_TIMES, item.limit - item.iterations + 1)
+        try:
+            while len(times) < left:
+                if rule.every_ms is not None:
+                    following: int | None = times[-1] + rule.every_ms
+                    if rule.end_ms is not None and times[-1] + rule.every_ms > rule.end_ms:
+                        break
+                    following = (
+                        None if rule.end_ms is not None and times[-1] + rule.every_ms > rule.end_ms else following
+                    )
+                else:
+                    following = rule.next_ms(times[-1], zone_of(self._app._config.timezone))
+                if following is None:
+                    break
+                times.append(following)
+        except SCHEDULING_ERRORS:
+            pass  # malformed
+        return times
+
+    # ---- the lake ----
+
+    @property
+    def history(self) -> History:
+        """The jobs in the lake; raises ``ConfigError`` if there is none."""
+        if self._lake is None:
+            raise ConfigError("the dashboard was started without a lake")
+        from bulltask.lake import History  # noqa: PLC0415 - slow, and needs an extra
+
+        with self._history_lock:
+            if self._lake_history is None:
+                self._lake_history = History(self._lake)
+            return self._lake_history
 
     def job(self, queue: str, job_id: str) -> JobPage | None:
         """Read a job; ``None`` if there is none with this id."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import inspect
+import json
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -16,8 +18,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, Final
-from urllib.parse import parse_qsl, quote, unquote, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -31,6 +34,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from bulltask.app import App
+from bulltask.config.config import LOG_LEVELS
 from bulltask.config.urls import redact_secrets
 from bulltask.dashboard.access import (
     ACTIONS,
@@ -44,11 +48,15 @@ from bulltask.dashboard.access import (
     User,
     client_address,
 )
+from bulltask.dashboard.actions import DEEDS, Deed, Done, NotFound, Sent, form_of, param, path
 from bulltask.dashboard.drawings import SIGNS, Box, Line, bar, chart, graph, sparkline
-from bulltask.dashboard.pages import PER_PAGE, STATES, Charts, Pages
+from bulltask.dashboard.forms import Invalid
+from bulltask.dashboard.pages import PER_PAGE, STATES, Charts, Filter, Pages
 from bulltask.jobs.clock import timeout
-from bulltask.jobs.errors import BulltaskError, InvalidNameError
+from bulltask.jobs.errors import BulltaskError, ConfigError, InvalidNameError
 from bulltask.jobs.names import FAN_OUT
+from bulltask.jobs.payloads import describe, is_envelope
+from bulltask.jobs.schedules import Scheduler
 from bulltask.queue.flows import WorkflowJob
 
 __all__ = ["Dashboard"]
@@ -64,21 +72,19 @@ MAX_FORM: Final = 2**20
 _MAX_LOGIN: Final = 2**12
 
 
-class NotFound(Exception):
-    """There is no such queue, job or page."""
-
-
 @dataclass(frozen=True, slots=True)
 class Page:
     """A page: its path, its template, and what reads the template's variables, in a thread.
 
-    ``view`` names it in :data:`bulltask.dashboard.access.VIEWS` if not everybody may see it.
+    ``view`` names it in :data:`bulltask.dashboard.access.VIEWS` if not everybody may see it. ``is_live``: whether it is
+    updated while it is open.
     """
 
     path: str
     template: str
     read: Callable[[Pages, Request], Mapping[str, Any]]
     view: str = ""
+    is_live: bool = True
 
 
 class Dashboard:
@@ -90,13 +96,14 @@ class Dashboard:
         app: The app; its tasks can be run from the dashboard. ``App("name", broker_url=…)`` suffices for the rest.
         access: Who may use it.
         path: Its path at the proxy (``"/tasks"``), if the proxy does not send ``X-Forwarded-Prefix``.
+        lake: The directory of the lake that ``bulltask pipeline run`` writes; needs the extra ``history``.
     """
 
-    def __init__(self, app: App, access: Access, *, path: str = "") -> None:
+    def __init__(self, app: App, access: Access, *, path: str = "", lake: str | Path | None = None) -> None:
         self._app = app
         self._access = access
         self._path = path.rstrip("/")
-        self._pages = Pages(app)
+        self._pages = Pages(app, lake)
         self._audit = Audit(app)
         self._streams: set[asyncio.Event] = set()
         self._templates = _environment()
@@ -107,7 +114,7 @@ class Dashboard:
                     Route("/logout", self._logout, methods=["POST"], name="logout"),
                     Mount("/static", StaticFiles(directory=str(files("bulltask.dashboard") / "static")), name="static"),
                     *(Route(page.path, self._page(page), name=page.template) for page in _PAGES),
-                    *(Route(path, self._action(name, act), methods=["POST"]) for path, name, act in _ACTIONS),
+                    *(Route(deed.path, self._action(deed), methods=["POST"]) for deed in DEEDS),
                 ],
                 exception_handlers={404: self._not_found},
             )
@@ -136,7 +143,7 @@ class Dashboard:
                 return self._to_login(request)
             if page.view and not self._access.may(user, page.view):
                 return self._error(request, user, f"You may not see this: it needs the role {_name(VIEWS[page.view])}.")
-            if "text/event-stream" in request.headers.get("accept", ""):
+            if page.is_live and "text/event-stream" in request.headers.get("accept", ""):
                 return self._stream(page, request, user)
             status, html = await run_in_threadpool(self._render, page, request, user, whole=True)
             return HTMLResponse(html, status)
@@ -170,7 +177,9 @@ class Dashboard:
 
         return StreamingResponse(events(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
-    def _render(self, page: Page, request: Request, user: User, *, whole: bool) -> tuple[int, str]:
+    def _render(
+        self, page: Page, request: Request, user: User, *, whole: bool, typed: Mapping[str, Any] | None = None
+    ) -> tuple[int, str]:
         """Render a page, or its ``<main>``; if Redis cannot be read, the page says so."""
         template, status = self._templates.get_template(f"{page.template}.html"), 200
         try:
@@ -179,7 +188,8 @@ class Dashboard:
             template, status, found = self._templates.get_template("error.html"), 404, {"error": str(exc)}
         except BulltaskError as exc:
             template, status, found = self._templates.get_template("error.html"), 502, {"error": str(exc)}
-        html = _utf8(template.render({**self._common(request, user), **found}))
+        variables = {**self._common(request, user), **found, "is_live": page.is_live, **(typed or {})}
+        html = _utf8(template.render(variables))
         if not whole:
             html = html[html.index(">", html.index("<main")) + 1 : html.rindex("</main>")]
         return status, html
@@ -198,6 +208,10 @@ class Dashboard:
             "here": _here(request),
             "query": query,
             "notice": query["notice"] if is_sealed else "",
+            "has_history": self._pages.has_history,
+            "is_live": False,
+            "form": {},
+            "errors": {},
         }
 
     def _page_without_data(
@@ -264,7 +278,7 @@ class Dashboard:
         self, request: Request, user: User | None, action: str, outcome: str, *, refused: bool = False
     ) -> None:
         """Write an entry of the audit log."""
-        parts = [(name.removesuffix("_id"), _param(request, name)) for name in request.path_params]
+        parts = [(name.removesuffix("_id"), param(request, name)) for name in request.path_params]
         await run_in_threadpool(
             self._audit.record,
             action,
@@ -277,12 +291,12 @@ class Dashboard:
 
     # ---- actions ----
 
-    def _action(self, name: str, act: _Act) -> Callable[[Request], Awaitable[Response]]:
+    def _action(self, deed: Deed) -> Callable[[Request], Awaitable[Response]]:
         async def serve(request: Request) -> Response:
             user = self._access.user(request)
             if user is None:
                 return self._to_login(request)
-            form = await _form(request, MAX_FORM)
+            name, form = deed.name, await _form(request, MAX_FORM)
             if not self._access.is_own_form(request, user, str(form.get("form_token", ""))):
                 await self._record(request, user, name, _FORGED, refused=True)
                 return self._error(request, user, _FORGED)
@@ -290,17 +304,38 @@ class Dashboard:
                 refusal = self._refusal(name)
                 await self._record(request, user, name, refusal, refused=True)
                 return self._error(request, user, refusal)
-            try:
-                notice = await run_in_threadpool(act, self._app, request, form)
-            except BulltaskError as exc:
-                notice = f"Error: {exc}"
-            await self._record(request, user, name, notice)
-            self._pages.forget()
-            back = _own_path(str(form.get("back", "/")))
-            told = urlencode({"notice": notice, "seal": self._access.seal(user, notice)}, errors="replace")
-            return RedirectResponse(f"{_root(request)}{back}{'&' if '?' in back else '?'}{told}", 303)
+            return await self._do(deed, Sent(self._pages, user, request, form))
 
         return serve
+
+    async def _do(self, deed: Deed, sent: Sent) -> Response:
+        """Do what a form asks for, record it, and show the next page."""
+        request, user = sent.request, sent.user
+        try:
+            done = await run_in_threadpool(deed.do, sent)
+        except Invalid as exc:
+            await self._record(request, user, deed.name, str(exc), refused=True)
+            return await self._again(deed, sent, exc)
+        except (NotFound, InvalidNameError) as exc:
+            await self._record(request, user, deed.name, str(exc), refused=True)
+            return self._error(request, user, str(exc), 404)
+        except BulltaskError as exc:
+            done = f"Error: {exc}"
+        done = Done(done) if isinstance(done, str) else done
+        await self._record(request, user, deed.name, done.outcome)
+        self._pages.forget()
+        after = _own_path(str(sent.form.get("back", "/"))) if done.path is None else done.path
+        if done.is_told:
+            told = {"notice": done.outcome, "seal": self._access.seal(user, done.outcome)}
+            after += f"{'&' if '?' in after else '?'}{urlencode(told, errors='replace')}"
+        return RedirectResponse(f"{_root(request)}{after}", 303)
+
+    async def _again(self, deed: Deed, sent: Sent, invalid: Invalid) -> Response:
+        """Show the page with a form again, with what was typed into it, and why it was not accepted."""
+        page = next(page for page in _PAGES if page.path == deed.path)
+        typed = {"form": dict(sent.form), "errors": invalid.errors, "is_live": False}
+        _, html = await run_in_threadpool(self._render, page, sent.request, sent.user, whole=True, typed=typed)
+        return HTMLResponse(html, 422)
 
     def _refusal(self, action: str) -> str:
         if self._access.read_only:
@@ -354,11 +389,6 @@ async def _form(request: Request, max_bytes: int) -> FormData:
 # ---- what pages show ----
 
 
-def _param(request: Request, name: str) -> str:
-    """Return a part of the path as :func:`_path` has quoted it."""
-    return unquote(request.path_params[name], errors="surrogateescape")
-
-
 def _overview(pages: Pages, _request: Request) -> Mapping[str, Any]:
     overview = pages.overview()
     fleet, _ = pages.fleet()
@@ -367,7 +397,7 @@ def _overview(pages: Pages, _request: Request) -> Mapping[str, Any]:
 
 def _workers(pages: Pages, _request: Request) -> Mapping[str, Any]:
     fleet, now_ms = pages.fleet()
-    return {"fleet": fleet, "now_ms": now_ms}
+    return {"fleet": fleet, "now_ms": now_ms, "levels": LOG_LEVELS}
 
 
 def _audit(pages: Pages, _request: Request) -> Mapping[str, Any]:
@@ -379,17 +409,93 @@ def _failures(pages: Pages, _request: Request) -> Mapping[str, Any]:
 
 
 def _queue(pages: Pages, request: Request) -> Mapping[str, Any]:
-    name, params = _param(request, "queue"), request.query_params
-    state = params.get("state", "waiting")
-    if state not in STATES:
-        raise NotFound(f"There is no state {state!r}.")
-    number = int(params["page"]) if params.get("page", "").isdecimal() and len(params["page"]) < 7 else 0
-    found = pages.queue(name, state, params.get("text", ""), number)
-    return {"name": name, "found": found, "state": state, "states": STATES, "page": number, "per_page": PER_PAGE}
+    name, params = param(request, "queue"), request.query_params
+    try:
+        wanted = Filter.of(params)
+    except ConfigError as exc:
+        raise NotFound(str(exc)) from exc
+    found = pages.queue(name, wanted, params.get("cursor"))
+    return {"name": name, "found": found, "wanted": wanted, "states": STATES, "per_page": PER_PAGE}
+
+
+def _search(pages: Pages, request: Request) -> Mapping[str, Any]:
+    text = request.query_params.get("text", "").strip()
+    return {"text": text, "found": pages.search(text)}
+
+
+def _change(pages: Pages, request: Request) -> Mapping[str, Any]:
+    change = pages.changes.get(param(request, "change"))
+    if change is None:
+        raise NotFound("There is no such change: it was long ago, or the dashboard was restarted.")
+    return {"change": change}
+
+
+def _schedules(pages: Pages, _request: Request) -> Mapping[str, Any]:
+    return {"found": pages.schedules()}
+
+
+def _schedule(pages: Pages, request: Request) -> Mapping[str, Any]:
+    queue, scheduler_id = param(request, "queue"), param(request, "scheduler")
+    found = pages.schedule(queue, scheduler_id)
+    if found is None:
+        raise NotFound(f"Queue {queue} has no schedule {scheduler_id}: it was removed, or is over.")
+    return {"row": found, "item": found.item}
+
+
+def _run(pages: Pages, _request: Request) -> Mapping[str, Any]:
+    tasks = sorted(pages.app.tasks.values(), key=lambda task: task.name)
+    return {"tasks": [(task.name, _first_line(task.function)) for task in tasks]}
+
+
+def _first_line(function: Callable[..., Any]) -> str:
+    return (inspect.getdoc(function) or "").partition("\n")[0]
+
+
+def _run_task(pages: Pages, request: Request) -> Mapping[str, Any]:
+    name = param(request, "task")
+    form = form_of(pages, name)
+    if form is None:
+        raise NotFound(f"The app of this dashboard has no task {name}.")
+    return {"task": form}
+
+
+def _history(pages: Pages, request: Request) -> Mapping[str, Any]:
+    given = {name: request.query_params.get(name, "").strip() or None for name in (*_HISTORY_FILTERS, "cursor")}
+    try:
+        times = {name: _typed_time(given[name], name) for name in ("since", "until")}
+        where: Any = {**given, **times}
+        page, problem = pages.history.search(**where), ""
+    except ConfigError as exc:
+        if not pages.has_history:
+            raise NotFound(str(exc)) from exc
+        page, problem = None, str(exc)
+    return {"page": page, "problem": problem, "filters": {name: given[name] or "" for name in _HISTORY_FILTERS}}
+
+
+_HISTORY_FILTERS: Final = ("id", "name", "state", "queue", "since", "until", "text", "error_fingerprint")
+
+
+def _typed_time(text: str | None, name: str) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError as exc:
+        raise ConfigError(
+            f"{name} must be a time in UTC such as 2026-11-22 or 2026-11-22T14:00, not {text!r:.100}"
+        ) from exc
+
+
+def _past_job(pages: Pages, request: Request) -> Mapping[str, Any]:
+    queue, job_id = param(request, "queue"), param(request, "job_id")
+    found = pages.history.job(job_id, queue)
+    if found is None:
+        raise NotFound(f"The lake has no job {job_id} of queue {queue}.")
+    return {"found": found}
 
 
 def _job(pages: Pages, request: Request) -> Mapping[str, Any]:
-    queue, job_id = _param(request, "queue"), _param(request, "job_id")
+    queue, job_id = param(request, "queue"), param(request, "job_id")
     found = pages.job(queue, job_id)
     if found is None:
         raise NotFound(f"Queue {queue} has no job {job_id}: it was removed, or never added.")
@@ -397,7 +503,7 @@ def _job(pages: Pages, request: Request) -> Mapping[str, Any]:
 
 
 def _workflow(pages: Pages, request: Request) -> Mapping[str, Any]:
-    queue, job_id = _param(request, "queue"), _param(request, "job_id")
+    queue, job_id = param(request, "queue"), param(request, "job_id")
     found = pages.workflow(queue, job_id)
     if found is None:
         raise NotFound(f"Queue {queue} has no job {job_id}: it was removed, or never added.")
@@ -418,7 +524,7 @@ def _box(job: WorkflowJob, root: str) -> Box:
     reason = f": {redact_secrets(job.reason)[:200]}" if job.reason else ""
     return Box(
         key=job.key,
-        href=f"{root}/queues/{_path(job.queue)}/jobs/{_path(job.id)}",
+        href=f"{root}/queues/{path(job.queue)}/jobs/{path(job.id)}",
         name=name,
         state=job.state,
         title=f"{name}, {job.state}{reason}; job {job.id} of queue {job.queue}{waits}",
@@ -428,7 +534,7 @@ def _box(job: WorkflowJob, root: str) -> Box:
 
 
 def _charts(pages: Pages, request: Request) -> Mapping[str, Any]:
-    name = _param(request, "queue") if "queue" in request.path_params else None
+    name = param(request, "queue") if "queue" in request.path_params else None
     found = pages.charts(name)
     if name is not None and name not in found.queues:
         raise NotFound(f"There is no queue {name}, or nothing is known of it yet.")
@@ -456,55 +562,19 @@ _PAGES: Final = (
     Page("/workers", "workers", _workers),
     Page("/failures", "failures", _failures),
     Page("/audit", "audit", _audit, view="audit"),
+    Page("/search", "search", _search, is_live=False),
+    Page("/schedules", "schedules", _schedules),
+    Page("/run", "run", _run, is_live=False),
+    Page("/run/{task}", "run_task", _run_task, is_live=False),
+    Page("/history", "history", _history, is_live=False),
+    Page("/history/{queue}/{job_id}", "past_job", _past_job, is_live=False),
+    Page("/changes/{change}", "change", _change),
     Page("/queues/{queue}", "queue", _queue),
+    Page("/queues/{queue}/schedules/{scheduler}", "schedule", _schedule),
     Page("/queues/{queue}/jobs/{job_id}", "job", _job),
     Page("/queues/{queue}/jobs/{job_id}/workflow", "workflow", _workflow),
     Page("/charts", "charts", _charts),
     Page("/queues/{queue}/charts", "charts", _charts),
-)
-
-
-# ---- actions ----
-
-_Act = Callable[[App, Request, FormData], str]
-
-
-def _pause(app: App, request: Request, _form: FormData) -> str:
-    name = _param(request, "queue")
-    app.queue(name).pause(by="the dashboard")
-    return f"Queue {name} is paused."
-
-
-def _resume(app: App, request: Request, _form: FormData) -> str:
-    name = _param(request, "queue")
-    app.queue(name).resume()
-    return f"Queue {name} runs again."
-
-
-def _of_job(verb: str, done: str) -> _Act:
-    def act(app: App, request: Request, _form: FormData) -> str:
-        queue, job_id = _param(request, "queue"), _param(request, "job_id")
-        job = app.queue(queue).get_job(job_id)
-        if job is None:
-            return f"Error: queue {queue} has no job {job_id}"
-        getattr(job, verb)()
-        return f"Job {job_id} {done}."
-
-    return act
-
-
-def _revoke(app: App, request: Request, _form: FormData) -> str:
-    queue, job_id = _param(request, "queue"), _param(request, "job_id")
-    return f"Job {job_id}: {app.queue(queue).revoke(job_id, terminate=True)}."
-
-
-_ACTIONS: Final[tuple[tuple[str, str, _Act], ...]] = (
-    ("/queues/{queue}/pause", "pause", _pause),
-    ("/queues/{queue}/resume", "resume", _resume),
-    ("/queues/{queue}/retry/{job_id}", "retry", _of_job("retry", "waits again")),
-    ("/queues/{queue}/promote/{job_id}", "promote", _of_job("promote", "waits for a worker")),
-    ("/queues/{queue}/revoke/{job_id}", "revoke", _revoke),
-    ("/queues/{queue}/remove/{job_id}", "remove", _of_job("remove", "is removed")),
 )
 
 
@@ -519,7 +589,17 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {"moment": _moment, "age": _age, "duration": _duration, "number": _number, "path": _path}
+    templates.filters |= {
+        "moment": _moment,
+        "age": _age,
+        "duration": _duration,
+        "seconds": lambda seconds: _age(None if seconds is None else seconds * 1000),
+        "number": _number,
+        "path": path,
+        "plain": _plain,
+        "redact": redact_secrets,
+        "rule": _rule,
+    }
     templates.globals |= {"sparkline": sparkline, "bar": bar}
     return templates
 
@@ -527,12 +607,12 @@ def _environment() -> Environment:
 _ABSENT: Final = "\N{EN DASH}"
 
 
-def _moment(ms: int | None) -> Markup:
+def _moment(time: int | datetime | None) -> Markup:
     """Return a time, which the browser shows in the reader's zone, with UTC in its title."""
-    if not ms:
+    if not time:
         return escape(_ABSENT)
     try:
-        utc = datetime.fromtimestamp(ms / 1000, UTC)
+        utc = time.astimezone(UTC) if isinstance(time, datetime) else datetime.fromtimestamp(time / 1000, UTC)
     except (OverflowError, ValueError, OSError):  # a hash may contain any value
         return Markup("?")
     text = f"{utc:%Y-%m-%d %H:%M:%S}"
@@ -559,7 +639,12 @@ def _number(value: float) -> str:
     return f"{value:,}"
 
 
-def _path(text: str) -> str:
-    """Quote a name for a path, twice, because servers decode paths before routes see them, and names may have a "/"."""
-    quoted = quote(quote(text, safe="", errors="surrogateescape"), safe="")
-    return quoted if quoted.strip(".") else quoted.replace(".", "%252E")  # browsers resolve "..", and "%2E%2E", too
+def _plain(value: object) -> str:
+    """Return a stored value as JSON; of one that is encrypted, signed or compressed, only what it is."""
+    return describe(value) if is_envelope(value) else json.dumps(value, indent=2, ensure_ascii=False, default=repr)
+
+
+def _rule(item: Scheduler) -> str:
+    if item.every_ms is not None:
+        return f"every {_age(item.every_ms)}"
+    return f"{item.pattern or '?'}{f' ({item.tz})' if item.tz else ''}"

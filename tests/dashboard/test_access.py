@@ -12,7 +12,8 @@ import redis
 
 from bulltask import App
 from bulltask.dashboard import Access, Dashboard, Role, access
-from bulltask.dashboard.site import _ACTIONS, _PAGES
+from bulltask.dashboard.actions import DEEDS
+from bulltask.dashboard.site import _PAGES
 from bulltask.jobs.clock import mono_s
 from bulltask.jobs.errors import ConfigError
 from tests.dashboard.conftest import SECRET, Browser, Open
@@ -33,7 +34,7 @@ def paths() -> list[tuple[str, str]]:
     pages = [("GET", page.path) for page in _PAGES]
     return [
         (method, re.sub(r"\{\w+\}", "mail", path))
-        for method, path in [*pages, *(("POST", path) for path, _, _ in _ACTIONS)]
+        for method, path in [*pages, *(("POST", deed.path) for deed in DEEDS)]
     ]
 
 

@@ -22,15 +22,25 @@ function isInUse() {
   const active = document.activeElement;
   const types = active && main.contains(active) && /^(INPUT|TEXTAREA|SELECT)$/.test(active.tagName);
   const marks = !document.getSelection().isCollapsed && main.contains(document.getSelection().anchorNode);
-  return types || marks;
+  return types || marks || [...main.querySelectorAll("input, textarea, select")].some(isChanged);
+}
+
+function isChanged(field) {
+  if (field.type === "checkbox") return field.checked !== field.defaultChecked;
+  if (field.tagName !== "SELECT") return field.type !== "hidden" && field.value !== field.defaultValue;
+  return field.selectedIndex !== Math.max(0, [...field.options].findIndex((one) => one.defaultSelected));
+}
+
+function keyOf(details, at) {
+  return details.dataset.key ?? at;
 }
 
 function replace(html) {
   if (isInUse()) return;
-  const opened = [...main.querySelectorAll("details")].map((one) => one.open);
+  const opened = new Map([...main.querySelectorAll("details")].map((one, at) => [keyOf(one, at), one.open]));
   const focused = [...main.querySelectorAll("a, button, summary, [tabindex]")].indexOf(document.activeElement);
   main.innerHTML = html;
-  main.querySelectorAll("details").forEach((one, at) => { if (at in opened) one.open = opened[at]; });
+  main.querySelectorAll("details").forEach((one, at) => { one.open = opened.get(keyOf(one, at)) ?? one.open; });
   if (focused >= 0) main.querySelectorAll("a, button, summary, [tabindex]")[focused]?.focus({ preventScroll: true });
   inReadersZone(main);
 }
