@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from bulltask.cli.app_loader import import_tasks, load_app_or_broker
-from bulltask.cli.options import redis_options
+from bulltask.cli.options import job_lake_option, redis_options
 from bulltask.cli.terminal import echo
 from bulltask.config.settings import ENV_PREFIX
 from bulltask.observe.http_requests import LOCAL_HOSTS
@@ -52,6 +52,7 @@ _STOP_S: Final = 3
     "--anonymous", type=click.Choice(_ROLES), help="The role of users without a login. Only on a loopback address."
 )
 @click.option("--path", default="", metavar="PATH", help="The dashboard's path at the proxy: /tasks.")
+@job_lake_option(required=False)
 @redis_options
 @click.pass_context
 def dashboard(ctx: click.Context, /, *, host: str, port: int, **options: Any) -> None:
@@ -59,7 +60,7 @@ def dashboard(ctx: click.Context, /, *, host: str, port: int, **options: Any) ->
 
     It prints an address with a token, which logs in as admin; a token of your own can be set with
     BULLTASK_DASHBOARD_TOKEN, and a password with BULLTASK_DASHBOARD_PASSWORD. With the suffix _FILE, both name a file.
-    Without -A, tasks cannot be run from it.
+    Without -A, the forms of tasks are not known. With --lake, jobs that Redis no longer has can be searched.
     """
     import uvicorn  # noqa: PLC0415 - slow, and needs the extra
 
@@ -70,7 +71,7 @@ def dashboard(ctx: click.Context, /, *, host: str, port: int, **options: Any) ->
     if spec := options["app"] or (ctx.obj or {}).get("app"):
         import_tasks(app, spec)
     access = _access(host, options)
-    site = Dashboard(app, access, path=options["path"])
+    site = Dashboard(app, access, path=options["path"], lake=options["lake"])
     listener = _bind(host, port)
     configure(level="info", worker_id=None)
     _print_address(listener, access, options["path"])

@@ -212,6 +212,9 @@ class Filter:
     task: str | None = None
     error_fingerprint: str | None = None
 
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value!r}" for name, value in self.fields().items())
+
     def fields(self) -> dict[str, str]:
         """Return the names and values that are given, for addresses and forms."""
         given = {"text": self.text, "task": self.task, "error": self.error_fingerprint}
@@ -526,32 +529,30 @@ class Pages:
         return self._once(("search", text), lambda: self._search(text))
 
     def _search(self, text: str) -> SearchPage:
-        queues = [queue.keys for queue in self.overview().queues]
+        queues = self.overview().queues
         with self._app._broker.pool.client() as client:
             client.connect()
             # Other keys of a queue, such as "meta", are no jobs: they have no name, or are no hash.
-            found = client.try_many([job_fields(keys, text, ("name",)) for keys in queues]) if text else []
-        for reply in found:
+            calls = [job_fields(queue.keys, text, ("name",)) for queue in queues if text]
+            replies = client.try_many(calls)
+        exact: list[str] = []
+        for queue, reply in zip(queues, replies, strict=bool(text)):
             if isinstance(reply, BrokerAuthError):
                 raise reply
-        exact = [
-            keys.queue
-            for keys, reply in zip(queues, found, strict=bool(text))
-            if not isinstance(reply, BulltaskError) and reply[0] is not None
-        ]
+            if not isinstance(reply, BulltaskError) and reply[0] is not None:
+                exact.append(queue.keys.queue)
         jobs, scanned, searched = list[FoundJob](), 0, 0
         until_s = mono_s() + _SEARCH_S
-        if text and not exact:
-            for keys in queues:
-                if mono_s() >= until_s or len(jobs) >= _MAX_FOUND:
-                    break
-                searched += 1
-                for state in STATES:
-                    page = self._app.queue(keys.queue).search(
-                        states=state, text=text, limit=_FOUND_PER_QUEUE, scan=_SEARCHED_AT_ONCE
-                    )
-                    jobs += page.jobs
-                    scanned += page.scanned
+        for queue in queues if text and not exact else ():
+            if mono_s() >= until_s or len(jobs) >= _MAX_FOUND:
+                break
+            searched += 1
+            for state in _states_with_jobs(queue):
+                page = self._app.queue(queue.keys.queue).search(
+                    states=state, text=text, limit=_FOUND_PER_QUEUE, scan=_SEARCHED_AT_ONCE
+                )
+                jobs += page.jobs
+                scanned += page.scanned
         return SearchPage(exact, jobs[:_MAX_FOUND], scanned, searched, len(queues))
 
     def schedules(self) -> Schedules:
@@ -732,6 +733,14 @@ def _before(job: Job, moments: Sequence[tuple[int, str, str]]) -> list[tuple[int
     if not is_last_known and job.processed_ms is not None:
         found.append((job.processed_ms, "active", ""))
     return found
+
+
+def _states_with_jobs(queue: QueueOverview) -> list[str]:
+    """Return the states in which a queue has jobs to list."""
+    if isinstance(queue.figures, BulltaskError):
+        return []
+    counts = {**queue.figures.jobs, "waiting": queue.figures.waiting}
+    return [state for state in STATES if counts[state]]
 
 
 def _sample(figures: QueueFigures) -> Sample:

@@ -7,7 +7,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from html import unescape
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import httpx
 import pytest
@@ -23,11 +25,22 @@ with warnings.catch_warnings():
 SECRET = "a secret that signs sessions, for tests"
 
 
+def _as_served(site: Any) -> Any:
+    """Return an ASGI app whose paths are decoded once, as by every server; the test client decodes them twice."""
+
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            scope = {**scope, "path": unquote(scope["raw_path"].decode("ascii"))}
+        await site(scope, receive, send)
+
+    return serve
+
+
 class Browser(TestClient):
     """A browser that follows redirects and keeps cookies; ``address`` is where it is."""
 
     def __init__(self, site: Any, address: str = "10.0.0.1", **options: Any) -> None:
-        super().__init__(site, client=(address, 50_000), **options)
+        super().__init__(_as_served(site), client=(address, 50_000), **options)
         self.site = site
 
     def form_token(self, page: str = "/") -> str:
@@ -51,8 +64,8 @@ def browser_with(app: App) -> Iterator[Open]:
     """Open a browser on a dashboard with these arguments of ``Access``."""
     with ExitStack() as stack:
 
-        def start(*, address: str = "10.0.0.1", path: str = "", **access: Any) -> Browser:
-            site = Dashboard(app, Access(**{"secret": SECRET, **access}), path=path)
+        def start(*, address: str = "10.0.0.1", path: str = "", lake: Path | None = None, **access: Any) -> Browser:
+            site = Dashboard(app, Access(**{"secret": SECRET, **access}), path=path, lake=lake)
             return stack.enter_context(Browser(site, address))
 
         yield start
