@@ -534,7 +534,7 @@ class Pages:
             client.connect()
             # Other keys of a queue, such as "meta", are no jobs: they have no name, or are no hash.
             calls = [job_fields(queue.keys, text, ("name",)) for queue in queues if text]
-            replies = client.try_many(calls)
+            replies = client.try_many(calls) if calls else []
         exact: list[str] = []
         for queue, reply in zip(queues, replies, strict=bool(text)):
             if isinstance(reply, BrokerAuthError):
@@ -563,7 +563,8 @@ class Pages:
         queues = [queue.keys for queue in self.overview().queues]
         with self._app._broker.pool.client() as client:
             client.connect()
-            counts = client.run_many([command("ZCARD", keys.repeat, parse_reply=int) for keys in queues])
+            calls = [command("ZCARD", keys.repeat, parse_reply=int) for keys in queues]
+            counts = client.run_many(calls) if calls else []
         rows: list[ScheduleRow] = []
         for keys, count in zip(queues, counts, strict=True):
             if count and len(rows) < _MAX_SCHEDULES:

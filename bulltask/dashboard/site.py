@@ -58,6 +58,7 @@ from bulltask.jobs.names import FAN_OUT
 from bulltask.jobs.payloads import describe, is_envelope
 from bulltask.jobs.schedules import Scheduler
 from bulltask.queue.flows import WorkflowJob
+from bulltask.queue.search import actions_in
 
 __all__ = ["Dashboard"]
 
@@ -415,7 +416,15 @@ def _queue(pages: Pages, request: Request) -> Mapping[str, Any]:
     except ConfigError as exc:
         raise NotFound(str(exc)) from exc
     found = pages.queue(name, wanted, params.get("cursor"))
-    return {"name": name, "found": found, "wanted": wanted, "states": STATES, "per_page": PER_PAGE}
+    possible = actions_in(wanted.state)
+    return {
+        "name": name,
+        "found": found,
+        "wanted": wanted,
+        "states": STATES,
+        "possible": possible,
+        "per_page": PER_PAGE,
+    }
 
 
 def _search(pages: Pages, request: Request) -> Mapping[str, Any]:

@@ -55,6 +55,7 @@ __all__ = [
     "LastRun",
     "Match",
     "Progress",
+    "actions_in",
     "due_times",
     "find_jobs",
     "group_failures",
@@ -476,6 +477,11 @@ _STATES_OF: Final[Mapping[Action, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     Action.REVOKE: (_UNFINISHED, _UNFINISHED),
 }
 """For each action the states in which it is possible, and its default states."""
+
+
+def actions_in(state: str) -> tuple[Action, ...]:
+    """Return the actions that are possible for jobs in a state."""
+    return tuple(action for action, (possible, _) in _STATES_OF.items() if state in possible)
 
 
 def _change_states(action: Action, states: Sequence[str]) -> tuple[str, ...]:
