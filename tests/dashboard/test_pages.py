@@ -175,7 +175,7 @@ def test_a_change_is_made_once_and_only_by_those_who_may(browser_with: Open, app
     add_failed(app, {"send": "no"})
     admin = browser_with(user_header="x-user", proxies=["10.0.0.1"], roles={"ada": Role.ADMIN, "bob": Role.VIEWER})
     admin.headers["x-user"] = "ada"
-    asked = send(admin, admin.get("/queues/mail?state=failed"), "/changes/remove")
+    asked = send(admin, admin.get("/queues/mail"), "/changes/remove", state="failed")
     address = f"{asked.url.path}/remove"
     admin.headers["x-user"] = "bob"
     assert not forms(admin.get(asked.url.path).text)
