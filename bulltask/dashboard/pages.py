@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -17,7 +18,7 @@ from bulltask.dashboard.access import Audit, AuditEntry
 from bulltask.dashboard.changes import Changes
 from bulltask.jobs import codec
 from bulltask.jobs.clock import mono_s, zone_of
-from bulltask.jobs.errors import BrokerAuthError, BulltaskError, ConfigError
+from bulltask.jobs.errors import BrokerAuthError, BulltaskError, ConfigError, InvalidNameError
 from bulltask.jobs.names import address_of, name_in_app
 from bulltask.jobs.payloads import describe, is_envelope
 from bulltask.jobs.schedules import Scheduler
@@ -481,7 +482,10 @@ class Pages:
             for queue in self.overview().queues
             if not isinstance(queue.figures, BulltaskError) and queue.figures.failed
         ]
-        read = [self._app.queue(name).group_failures(scan=_NEWEST_FAILED) for name in failed[:_FAILURE_QUEUES]]
+        read = []
+        for name in failed[:_FAILURE_QUEUES]:
+            with suppress(InvalidNameError):  # other clients have named it; the overview shows it
+                read.append(self._app.queue(name).group_failures(scan=_NEWEST_FAILED))
         return sorted((group for found in read for group in found.groups), key=lambda group: -group.count)
 
     def audit(self) -> Sequence[AuditEntry]:

@@ -57,6 +57,7 @@ from bulltask.jobs.errors import BulltaskError, ConfigError, InvalidNameError
 from bulltask.jobs.names import FAN_OUT
 from bulltask.jobs.payloads import describe, is_envelope
 from bulltask.jobs.schedules import Scheduler
+from bulltask.lake.formatting import CONTROL, one_line
 from bulltask.queue.flows import WorkflowJob
 from bulltask.queue.search import actions_in
 
@@ -190,7 +191,7 @@ class Dashboard:
         except BulltaskError as exc:
             template, status, found = self._templates.get_template("error.html"), 502, {"error": str(exc)}
         variables = {**self._common(request, user), **found, "is_live": page.is_live, **(typed or {})}
-        html = _utf8(template.render(variables))
+        html = _visible(template.render(variables))
         if not whole:
             html = html[html.index(">", html.index("<main")) + 1 : html.rindex("</main>")]
         return status, html
@@ -219,7 +220,7 @@ class Dashboard:
         self, request: Request, user: User | None, template: str, status: int, error: str
     ) -> Response:
         variables = {**self._common(request, user), "error": error}
-        return HTMLResponse(_utf8(self._templates.get_template(template).render(variables)), status)
+        return HTMLResponse(_visible(self._templates.get_template(template).render(variables)), status)
 
     def _error(self, request: Request, user: User | None, error: str, status: int = 403) -> Response:
         return self._page_without_data(request, user, "error.html", status, error)
@@ -322,6 +323,9 @@ class Dashboard:
             return self._error(request, user, str(exc), 404)
         except BulltaskError as exc:
             done = f"Error: {exc}"
+        except Exception as exc:
+            await self._record(request, user, deed.name, f"failed with {type(exc).__name__}; the server's log says why")
+            raise
         done = Done(done) if isinstance(done, str) else done
         await self._record(request, user, deed.name, done.outcome)
         self._pages.forget()
@@ -368,9 +372,9 @@ def _own_path(path: str) -> str:
 _OWN_PATH: Final = re.compile(r"/(?![/\\])[^\x00-\x20\x7f]*\Z")
 
 
-def _utf8(html: str) -> str:
-    """Replace what UTF-8 cannot encode: ids and names in Redis are bytes."""
-    return html.encode("utf-8", "replace").decode()
+def _visible(html: str) -> str:
+    """Escape characters that hide or reverse text, and those that UTF-8 cannot encode: names in Redis are bytes."""
+    return CONTROL.sub(lambda found: found[0] if found[0] in "\n\t" else one_line(found[0]), html)
 
 
 async def _form(request: Request, max_bytes: int) -> FormData:

@@ -131,6 +131,7 @@ def test_it_stops_at_once_although_a_page_is_open_and_logs_logins(app: App, sing
             (address,) = re.findall(r"http://\S+", process.stdout.readline())
             with httpx.Client(base_url=address, follow_redirects=True, timeout=60) as client:
                 assert "mail" in client.post("/login", data={"secret": "open sesame"}).text
+                assert "<h1>Queue a/b%2f</h1>" in client.get("/queues/a%252Fb%25252f").text
                 with client.stream("GET", "/", headers={"accept": "text/event-stream"}) as stream:
                     assert next(stream.iter_lines()).startswith("data: ")
                     began = mono_s()
