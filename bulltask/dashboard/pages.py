@@ -662,7 +662,8 @@ class Pages:
         A busy queue has thousands of entries while a job runs: the first and last ones of its time are read.
         """
         context = job.context
-        since_ms, until_ms = max(0, job.timestamp_ms - _SKEW_MS), (job.finished_ms or now_ms) + _SKEW_MS
+        since_ms = min(max(0, job.timestamp_ms - _SKEW_MS), now_ms)  # a hash may contain any time
+        until_ms = max(since_ms, min(job.finished_ms or now_ms, now_ms) + _SKEW_MS)
         try:
             first, last = context.run(_first_and_last(context.keys, since_ms, until_ms))
         except BrokerAuthError:  # who may not read events sees what the job's fields say

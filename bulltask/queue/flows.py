@@ -19,6 +19,7 @@ from bulltask.jobs.errors import (
     BrokerError,
     BulltaskError,
     ConfigError,
+    InvalidNameError,
     JobError,
     ParentConflictError,
     ParentNotFoundError,
@@ -385,11 +386,15 @@ class ReadNode:
     children: list[ReadNode] = field(default_factory=list)
 
 
+_ANY_QUEUE = "flows"  # a producer belongs to no queue, and nothing uses this name
+
+
 class _OtherNamingContext(QueueContext):
     """A queue whose name does not match this app's ``prefix`` or ``queue_hash_tag``."""
 
     def __init__(self, keys: QueueKeys, broker: Callable[[], Broker]) -> None:
-        super().__init__(keys.name, broker, None)
+        super().__init__(_ANY_QUEUE, broker, None)
+        self.queue = keys.name  # which no client may accept as a name
         self._keys = keys
 
     @property
@@ -416,8 +421,9 @@ class _Addresses:
     def _context(self, prefix: str, name: str) -> QueueContext:
         broker = self._broker()
         for queue in (name_in_app(name, hash_tag=True), name):
-            if broker.keys(queue).base == f"{prefix}:{name}:":
-                return QueueContext(queue, self._broker, None)
+            with suppress(InvalidNameError):  # another program may have written anything
+                if broker.keys(queue).base == f"{prefix}:{name}:":
+                    return QueueContext(queue, self._broker, None)
         return _OtherNamingContext(QueueKeys(prefix, name), self._broker)
 
 
@@ -652,8 +658,6 @@ class _WorkflowReader:
 
 
 J = TypeVar("J", bound=JobFields)
-
-_ANY_QUEUE = "flows"  # a producer belongs to no queue, and nothing uses this name
 
 
 class FlowBase:

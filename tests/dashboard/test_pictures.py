@@ -113,6 +113,22 @@ def test_a_workflow_without_its_removed_jobs_says_how_many_are_missing(shop: App
     assert browser.get("/queues/reports/jobs/nothing/workflow").status_code == 404
 
 
+HOSTILE_KEYS = ["garbage", "a:b", "bull:{x:1", "bull::", "bull:{}:1", ":::", "bull:{reports}:one", "\xff<b>"]
+
+
+@pytest.mark.parametrize("key", HOSTILE_KEYS)
+def test_hostile_links_and_times_of_a_job_do_nothing(
+    shop: App, browser: Browser, redis_client: Redis, key: str
+) -> None:
+    shop.queue("reports").add("report", {}, job_id="one")
+    base = "bull:{reports}:one"
+    redis_client.hset(base, mapping={"parentKey": key, "timestamp": 10**30, "finishedOn": -(10**30)})
+    redis_client.sadd(f"{base}:dependencies", base, key)
+    redis_client.hset(f"{base}:processed", mapping={base: "{", "x": "1"})
+    assert titles(graph_of(browser, "reports", "one"))[0].startswith("report, ")
+    assert browser.get("/queues/reports/jobs/one").status_code == 200
+
+
 def test_a_workflow_of_a_thousand_jobs_is_drawn_quickly_and_a_larger_one_in_part(shop: App, browser: Browser) -> None:
     children = [FlowJob("shop.add", f"q{at % 3}", {"x": at}) for at in range(1_200)]
     flow = shop.flows().add(FlowJob("report", "reports", children=children))
