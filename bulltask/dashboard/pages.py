@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -79,6 +80,8 @@ _ALL: Final = "all queues"
 _SERIES: Final = 5
 """How many queues a chart shows: those with the most jobs."""
 _MINUTES: Final = 180
+_PAST_HOURS: Final = 48
+_PERCENTILES: Final = (50, 95, 99)
 _MAX_NODES: Final = 1_000
 _EVENTS: Final = 1_000
 _NEWEST_FAILED: Final = 500
@@ -290,6 +293,23 @@ class Schedules:
 
 
 @dataclass(frozen=True, slots=True)
+class Past:
+    """What the lake says of the last hours.
+
+    Attributes:
+        times_ms: When the hours began.
+        ended: How many attempts ended, by outcome.
+        wait_s: For how long the attempts had waited, by percentile; ``None`` in hours in which none ended.
+        run_s: How long they took.
+    """
+
+    times_ms: Sequence[int]
+    ended: Mapping[str, Sequence[float | None]]
+    wait_s: Mapping[str, Sequence[float | None]]
+    run_s: Mapping[str, Sequence[float | None]]
+
+
+@dataclass(frozen=True, slots=True)
 class JobPage:
     """A job, why it does not run, its log, and its family."""
 
@@ -452,6 +472,29 @@ class Pages:
         times = [last_ms - 60_000 * back for back in reversed(range(length))]
         padded = {kind: (data + [0] * length)[:length][::-1] for kind, data in found.items()}
         return times, {kind: [float(value) for value in data] for kind, data in padded.items()}
+
+    def past(self, queue: str | None) -> Past:
+        """Read how many attempts ended in each of the last hours, and how long they took, from the lake."""
+        return self._once(("past", queue), lambda: self._read_past(queue))
+
+    def _read_past(self, queue: str | None) -> Past:
+        history, now = self.history, datetime.fromtimestamp(self._app._now_ms() / 1000, UTC)
+        first = now.replace(minute=0, second=0, microsecond=0) - timedelta(hours=_PAST_HOURS - 1)
+        hours = [first + timedelta(hours=number) for number in range(_PAST_HOURS)]
+        ended = {}
+        for outcome in ("completed", "failed"):
+            counts = {point.at: point.attempts for point in history.attempt_counts(outcome, queue=queue, since=first)}
+            ended[outcome] = [counts.get(hour, 0) for hour in hours]
+        durations = {}
+        for metric in ("wait", "run"):
+            found = {
+                point.at: point.percentiles for point in history.latency(metric, _PERCENTILES, queue=queue, since=first)
+            }
+            durations[metric] = {
+                f"p{number}": [found[hour][number] if hour in found else None for hour in hours]
+                for number in _PERCENTILES
+            }
+        return Past([int(hour.timestamp() * 1000) for hour in hours], ended, durations["wait"], durations["run"])
 
     def workflow(self, queue: str, job_id: str) -> Workflow | None:
         """Read the workflow of a job: the jobs that wait for it and for which it waits; ``None`` if it is unknown."""

@@ -51,7 +51,7 @@ from bulltask.dashboard.access import (
 from bulltask.dashboard.actions import DEEDS, Deed, Done, NotFound, Sent, form_of, param, path
 from bulltask.dashboard.drawings import SIGNS, Box, Line, bar, chart, graph, sparkline
 from bulltask.dashboard.forms import Invalid
-from bulltask.dashboard.pages import PER_PAGE, STATES, Charts, Filter, Pages
+from bulltask.dashboard.pages import PER_PAGE, STATES, Charts, Filter, Pages, Past
 from bulltask.jobs.clock import timeout
 from bulltask.jobs.errors import BulltaskError, ConfigError, InvalidNameError
 from bulltask.jobs.names import FAN_OUT
@@ -551,7 +551,36 @@ def _charts(pages: Pages, request: Request) -> Mapping[str, Any]:
     found = pages.charts(name)
     if name is not None and name not in found.queues:
         raise NotFound(f"There is no queue {name}, or nothing is known of it yet.")
-    return {"name": name, "found": found, "pictures": _pictures(found)}
+    past, pictures = "", _pictures(found)
+    if pages.has_history:
+        try:
+            pictures += _pictures_of_past(pages.past(name))
+        except BulltaskError as exc:  # a lake that does not know the queue, or cannot be read
+            past = str(exc)
+    return {"name": name, "found": found, "pictures": pictures, "past_error": past}
+
+
+def _pictures_of_past(past: Past) -> list[Markup]:
+    return [
+        chart(
+            "From the lake: attempts that ended, per hour",
+            "",
+            past.times_ms,
+            [Line(*line) for line in past.ended.items()],
+        ),
+        chart(
+            "From the lake: how long they had waited, by percentile",
+            "s",
+            past.times_ms,
+            [Line(*line) for line in past.wait_s.items()],
+        ),
+        chart(
+            "From the lake: how long they ran, by percentile",
+            "s",
+            past.times_ms,
+            [Line(*line) for line in past.run_s.items()],
+        ),
+    ]
 
 
 def _pictures(found: Charts) -> list[Markup]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from pathlib import Path
 from time import process_time
 from typing import Any
 from xml.etree import ElementTree
@@ -13,10 +15,12 @@ import pytest
 from redis import Redis
 
 from bulltask import App, chain, group
+from bulltask.dashboard import Role
 from bulltask.dashboard.pages import _History
 from bulltask.queue import FlowJob
 from bulltask.testing import InlineWorker, use_server
 from tests.dashboard.conftest import Browser
+from tests.support.lake import LakeBuilder
 
 pytestmark = pytest.mark.redis
 
@@ -211,3 +215,18 @@ def test_a_dashboard_that_stays_open_keeps_an_hour_of_evenly_spread_samples(minu
     assert min(last_ms, 3_500_000) <= span_ms <= 7_300_000
     gaps = [later - earlier for earlier, later in pairwise(times[:-1])]
     assert max(gaps) <= 3 * span_ms / len(times)
+
+
+def test_charts_show_how_long_attempts_took_from_the_lake(shop: App, browser_with: Any, tmp_path: Path) -> None:
+    shop.queue("mail").add("shop.add", {"x": 1})
+    shop.queue("other").add("shop.add", {"x": 1})
+    hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(hours=1)
+    LakeBuilder(tmp_path).attempts(
+        {"job_id": str(at), "queue": "mail", "outcome": "completed", "ended_at": hour, "run_ms": 2_000, "wait_ms": at}
+        for at in range(3)
+    )
+    browser = browser_with(anonymous=Role.VIEWER, lake=tmp_path)
+    figures = re.findall(r'<figure class="chart">.*?</figure>', browser.get("/queues/mail/charts").text, re.DOTALL)
+    assert re.findall(r'<td class="n">([^<]*)', figures[-3])[2:4] == ["3", "0"]
+    assert re.findall(r'<td class="n">([^<]*)', figures[-1])[:6] == ["?"] * 3 + ["1.99 s"] * 3, "within 1 %"
+    assert "The lake: " in browser.get("/queues/other/charts").text
