@@ -688,5 +688,5 @@ def _plain(value: object) -> str:
 
 def _rule(item: Scheduler) -> str:
     if item.every_ms is not None:
-        return f"every {_age(item.every_ms)}"
+        return f"every {_age(item.every_ms)}".replace(".0 ", " ")
     return f"{item.pattern or '?'}{f' ({item.tz})' if item.tz else ''}"
