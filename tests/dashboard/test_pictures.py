@@ -229,4 +229,7 @@ def test_charts_show_how_long_attempts_took_from_the_lake(shop: App, browser_wit
     figures = re.findall(r'<figure class="chart">.*?</figure>', browser.get("/queues/mail/charts").text, re.DOTALL)
     assert re.findall(r'<td class="n">([^<]*)', figures[-3])[2:4] == ["3", "0"]
     assert re.findall(r'<td class="n">([^<]*)', figures[-1])[:6] == ["?"] * 3 + ["1.99 s"] * 3, "within 1 %"
-    assert "The lake: " in browser.get("/queues/other/charts").text
+    figures = re.findall(r'<figure class="chart">.*?</figure>', browser.get("/queues/other/charts").text, re.DOTALL)
+    assert "No values yet" in figures[-1]
+    without = browser_with(anonymous=Role.VIEWER, lake=tmp_path / "missing")
+    assert "The lake: " in without.get("/queues/mail/charts").text
