@@ -236,6 +236,10 @@ def test_a_user_header_is_believed_only_from_a_proxy_and_only_once(browser_with:
     assert "Only the users of a proxy" in direct.get("/", headers=forged).text
 
 
+def test_each_action_needs_a_role() -> None:
+    assert {deed.name for deed in DEEDS} == access.ACTIONS.keys()
+
+
 # ---- forged requests ----
 
 

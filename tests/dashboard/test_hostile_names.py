@@ -119,7 +119,7 @@ def write_job(client: redis.Redis, queue: str | bytes, job_id: str | bytes, stat
 
 
 def crawl(browser: Browser, start: str) -> dict[str, Page]:
-    """Follow the links from a page to queues and jobs, and to lists of failed jobs."""
+    """Follow the links from a page to queues, jobs, schedules and tasks, and to lists of failed jobs."""
     seen: dict[str, Page] = {}
     left = [start]
     while left:
@@ -130,7 +130,11 @@ def crawl(browser: Browser, start: str) -> dict[str, Page]:
         assert response.status_code in {200, 404}, (address, response.status_code)
         seen[address] = page = Page(response.text)
         joined = (response.url.join(link).raw_path.decode() for link in page.links)
-        left += [link for link in joined if "/queues/" in link and ("state=" not in link or "state=failed" in link)]
+        left += [
+            link
+            for link in joined
+            if link.startswith(("/queues/", "/run/")) and ("state=" not in link or "state=failed" in link)
+        ]
     return seen
 
 
@@ -150,6 +154,23 @@ def test_a_hostile_name_is_shown_and_its_links_and_forms_lead_to_it(
     assert "waits again" in response.text
     assert app.queue(name).get_job(name).get_state() == "waiting"  # type: ignore[union-attr]
     assert shown in " ".join(Page(browser.get("/audit").text).shown.split())
+
+
+@pytest.mark.parametrize("name", NAMES[::3])
+def test_a_hostile_name_of_a_schedule_and_a_task_leads_to_them(browser: Browser, app: App, name: str) -> None:
+    @app.task(name=name)
+    def echo(value: str) -> str:
+        return value
+
+    app.queue(name).schedulers.upsert(name, name=name, every=3600)
+    pages = crawl(browser, "/schedules")
+    shown = f"Schedule {one_line(name)}"
+    assert any(" ".join(shown.split()) in " ".join(page.shown.split()) for page in pages.values())
+    (run,) = {form for page in pages.values() for form in page.forms if form.endswith("/run")}
+    assert "has added this job" in browser.act(run).text
+    pages = crawl(browser, "/run")
+    (form,) = {form for page in pages.values() for form in page.forms if form.startswith("/run/")}
+    assert "was added" in browser.act(form, value=name).text
 
 
 @pytest.mark.parametrize("state", ["failed", "completed", "delayed", "active", "waiting-children"])

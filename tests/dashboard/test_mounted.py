@@ -8,7 +8,6 @@ import re
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
@@ -60,6 +59,8 @@ def test_by_itself(dashboard: Dashboard) -> None:
 
 
 def test_mounted_in_fastapi_beside_its_own_routes(dashboard: Dashboard) -> None:
+    from fastapi import FastAPI  # noqa: PLC0415 - slow to import
+
     api = FastAPI()
 
     @api.get("/hello")
