@@ -12,7 +12,7 @@ from typing import Any, Final
 import click
 
 from bulltask.app import App
-from bulltask.cli.app_loader import load_app_or_broker
+from bulltask.cli.app_loader import existing_queue, load_app_or_broker
 from bulltask.cli.job import command_lines, evidence_text, with_server
 from bulltask.cli.options import duration_option, operator_options, queues_option
 from bulltask.cli.queues import keys_of, queues_named_by
@@ -24,6 +24,9 @@ from bulltask.queue.reasons import Explanation
 
 __all__ = ["doctor"]
 
+_SHOWN: Final = 3
+"""In how many queues the same sickness is shown with its evidence."""
+_NAMED: Final = 20
 _EXIT: Final = {"broken": 2, "warning": 1, "notice": 0, None: 0}
 
 
@@ -40,7 +43,8 @@ def doctor(ctx: click.Context, /, *, budget: float, fix: bool, yes: bool, as_jso
     keys: https://bulltask.readthedocs.io/reference/reasons lists the checks. It changes nothing without --fix. What it
     may not read, or had no time to look at, is listed.
 
-    Exit codes: 0 (healthy), 1 (warnings, or an error), 2 (something is broken, or invalid usage).
+    Exit codes: 0 (healthy), 1 (warnings, or an error), 2 (something is broken, or invalid usage), 4 (there is no such
+    queue). --fix does not change them.
     """
     if fix and not (yes or sys.stdin.isatty()):
         raise click.UsageError("doctor --fix asks for confirmation: pass --yes")
@@ -61,6 +65,8 @@ def _examine(app: App, names: str | None, budget_s: float) -> Diagnosis:
         with broker.pool.client() as client:
             client.connect()
             queues, scanned_all = keys_of(app, client, names, queues_named_by(app))
+        for keys in queues if names is not None else ():
+            existing_queue(app, keys.queue)  # or an error
     except (BrokerUnavailableError, BrokerNotReadyError):
         queues, scanned_all = [], True  # this is what the examination finds
     return examine(
@@ -86,7 +92,7 @@ def _page(app: App, diagnosis: Diagnosis, findings: Sequence[Finding]) -> Iterat
     )
     looked = f"{pluralize(diagnosis.queues, 'queue')}, {pluralize(diagnosis.keys, 'key')}, {diagnosis.seconds:.1f} s"
     yield f"{app._broker.endpoint.safe_url} ({looked}): {found}"
-    for finding in findings:
+    for finding, others in _grouped(findings):
         reason = finding.reason
         queue = "" if finding.queue is None else f", queue {in_one_line(finding.queue)}"
         certainty = "" if reason.certainty == "proved" else f" ({reason.certainty})"
@@ -94,12 +100,28 @@ def _page(app: App, diagnosis: Diagnosis, findings: Sequence[Finding]) -> Iterat
         yield from in_width(f"{in_one_line(reason.sentence, 1_000).removesuffix('.')}.", "  ")
         yield from in_width(evidence_text(reason), "  ")
         yield from command_lines(reason)
+        if others:
+            more = " …" if len(others) > _NAMED else ""
+            names = ", ".join(str(it.queue) for it in others[:_NAMED])
+            yield from in_width(
+                in_one_line(f"The same in {pluralize(len(others), 'queue')}: {names}{more}", 1_000), "  "
+            )
         if finding.fix is not None:
-            yield from in_width(f"--fix would {finding.fix.what}", "  ")
+            yield from in_width(in_one_line(f"--fix would {finding.fix.what}", 1_000), "  ")
     if diagnosis.not_examined:
         yield "\nNot examined:"
         for line in diagnosis.not_examined:
             yield from in_width(f"- {in_one_line(line, 1_000)}", "  ")
+
+
+def _grouped(findings: Sequence[Finding]) -> Iterator[tuple[Finding, Sequence[Finding]]]:
+    """Yield the findings; of one that many queues have, the first ones, and the others with the last of these."""
+    groups: dict[tuple[str, str, bool], list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault((finding.severity, finding.reason.code, finding.queue is None), []).append(finding)
+    for group in groups.values():
+        for number, finding in enumerate(group[:_SHOWN], 1):
+            yield finding, group[number:] if number == _SHOWN else ()
 
 
 def _mend(findings: Sequence[Finding], *, yes: bool, as_json: bool) -> list[str]:

@@ -74,7 +74,7 @@ _MAX_LISTED: Final = 20_000
 _MAX_CANDIDATES: Final = 1_000
 _SHOWN: Final = 5
 _EVENTS: Final = 100
-_BULLMQ: Final = re.compile(r"bullmq(?:-[a-z]+)?:(\d+)\.")
+_BULLMQ: Final = re.compile(r"bullmq:(\d+)\.")  # not the Pro edition, whose versions are numbered differently
 _JOB_PARTS: Final = (":logs", ":dependencies", ":processed", ":failed", ":unsuccessful")
 _CRASH_FIELDS: Final = (CRASHES, "bulltask:crashTokens")
 
@@ -245,18 +245,6 @@ def _denials(reply: Any) -> list[dict[str, str]]:
     return [{text(name): text(value) for name, value in zip(it[::2], it[1::2], strict=False)} for it in reply]
 
 
-_OF_SERVER: Final[list[tuple[Check, Callable[[_Server], Iterator[_Told]]]]] = []
-
-
-def _of_server(code: str, severity: Severity, meaning: str) -> Callable[[Any], Any]:
-    def register(function: Callable[[_Server], Iterator[_Told]]) -> Callable[[_Server], Iterator[_Told]]:
-        _OF_SERVER.append((Check(code, severity, meaning), function))
-        return function
-
-    return register
-
-
-@_of_server("eviction", "broken", "Redis may delete jobs: `maxmemory-policy` is not `noeviction`")
 def _eviction(it: _Server) -> Iterator[_Told]:
     evicting = [node for node in it.nodes if node.get("maxmemory_policy", "noeviction") != "noeviction"]
     if not evicting:
@@ -282,7 +270,6 @@ def _eviction(it: _Server) -> Iterator[_Told]:
     )
 
 
-@_of_server("no-persistence", "warning", "Redis stores nothing on disk, or cannot: a restart loses all jobs")
 def _persistence(it: _Server) -> Iterator[_Told]:
     for index, node in enumerate(it.nodes):
         if node.get("aof_enabled") == "1" and node.get("aof_last_write_status", "ok") != "ok":
@@ -303,7 +290,6 @@ def _persistence(it: _Server) -> Iterator[_Told]:
             return
 
 
-@_of_server("old-redis", "warning", "Redis is older than 6.2")
 def _version(it: _Server) -> Iterator[_Told]:
     for node in it.nodes:
         version = node.get("redis_version", "")
@@ -315,7 +301,6 @@ def _version(it: _Server) -> Iterator[_Told]:
             return
 
 
-@_of_server("clocks-apart", "warning", REASONS["clocks-apart"])
 def _clocks(it: _Server) -> Iterator[_Told]:
     ahead_ms = it.machine_ahead_ms
     if abs(ahead_ms) > _CLOCK_MS:
@@ -328,7 +313,6 @@ def _clocks(it: _Server) -> Iterator[_Told]:
         )
 
 
-@_of_server("memory", "warning", "Redis' memory is nearly full")
 def _memory(it: _Server) -> Iterator[_Told]:
     for node in it.nodes:
         used, limit = it.number(node, "used_memory"), it.number(node, "maxmemory")
@@ -345,7 +329,6 @@ def _memory(it: _Server) -> Iterator[_Told]:
             )
 
 
-@_of_server("connections", "warning", "Redis has nearly as many connections as it allows")
 def _connections(it: _Server) -> Iterator[_Told]:
     for node in it.nodes:
         connected, limit = it.number(node, "connected_clients"), it.number(node, "maxclients")
@@ -357,7 +340,6 @@ def _connections(it: _Server) -> Iterator[_Told]:
             yield _told("connections", sentence, told, "redis-cli CLIENT LIST")
 
 
-@_of_server("slow-commands", "warning", "slow commands have kept all clients waiting in the last hour")
 def _slow(it: _Server) -> Iterator[_Told]:
     since_s = it.now_ms / 1000 - _HOUR_S
     if slow := [entry for entry in it.slow or () if entry[0] >= since_s and entry[1] >= _SLOW_MS]:
@@ -372,7 +354,6 @@ def _slow(it: _Server) -> Iterator[_Told]:
         )
 
 
-@_of_server("acl", "broken", "Redis has refused calls that bulltask or BullMQ need, or a password, in the last hour")
 def _acl(it: _Server) -> Iterator[_Told]:
     recent = [entry for entry in it.denied or () if float(entry.get("age-seconds", 0)) <= _HOUR_S]
     again = "After a correction, redis-cli ACL LOG RESET forgets it"
@@ -407,6 +388,24 @@ def _refused_name(it: _Server, why: str, what: str) -> str:
     if why == "command":
         return what.lower() if what.lower() in role_grants(ROLES).commands else ""
     return what if what.startswith((f"{it.prefix}:", "bulltask:")) else ""
+
+
+_OF_SERVER: Final[Sequence[tuple[Check, Callable[[_Server], Iterator[_Told]]]]] = (
+    (Check("eviction", "broken", "Redis may delete jobs: `maxmemory-policy` is not `noeviction`"), _eviction),
+    (
+        Check("no-persistence", "warning", "Redis stores nothing on disk, or cannot: a restart loses all jobs"),
+        _persistence,
+    ),
+    (Check("old-redis", "warning", "Redis is older than 6.2"), _version),
+    (Check("clocks-apart", "warning", REASONS["clocks-apart"]), _clocks),
+    (Check("memory", "warning", "Redis' memory is nearly full"), _memory),
+    (Check("connections", "warning", "Redis has nearly as many connections as it allows"), _connections),
+    (Check("slow-commands", "warning", "slow commands have kept all clients waiting in the last hour"), _slow),
+    (
+        Check("acl", "broken", "Redis has refused calls that bulltask or BullMQ need, or a password, in the last hour"),
+        _acl,
+    ),
+)
 
 
 # ---- a queue ---------------------------------------------------------------------------------------------------------
@@ -469,12 +468,13 @@ class _Queue:
     def take(self, meta: Any, schedulers: Any, stream: Any, events: Any) -> None:
         """Take the replies; a reply may be an error, as that of a stream that does not exist."""
         if not isinstance(meta, BulltaskError):
-            self.version, limit = meta
-            self.max_events = int(limit) if limit.isdecimal() else 10_000
+            self.version = meta[0]
+            self.max_events = int(meta[1]) if meta[1].isdecimal() else 10_000
         self.schedulers = schedulers if isinstance(schedulers, int) else 0
         self.stream = None if isinstance(stream, BulltaskError) else stream
         names = Counter[str]() if isinstance(events, BulltaskError) else events
-        self.debounced, self.deduplicated = names["debounced"], names["deduplicated"]
+        self.debounced = names["debounced"]
+        self.deduplicated = names["deduplicated"]
 
 
 def _decoded(reply: Any) -> list[str]:
@@ -486,18 +486,6 @@ def _event_names(reply: Any) -> Counter[str]:
     return Counter(names)
 
 
-_OF_QUEUE: Final[list[tuple[Check, Callable[[_Queue], Iterator[_Told]]]]] = []
-
-
-def _of_queue(code: str, severity: Severity, meaning: str) -> Callable[[Any], Any]:
-    def register(function: Callable[[_Queue], Iterator[_Told]]) -> Callable[[_Queue], Iterator[_Told]]:
-        _OF_QUEUE.append((Check(code, severity, meaning), function))
-        return function
-
-    return register
-
-
-@_of_queue("schedule-without-worker", "broken", "a queue has job schedulers, but no worker that runs their jobs")
 def _schedules(it: _Queue) -> Iterator[_Told]:
     if it.schedulers and it.workers == 0:
         many = f"{it.schedulers:,} job scheduler{'s' if it.schedulers > 1 else ''}"
@@ -510,7 +498,6 @@ def _schedules(it: _Queue) -> Iterator[_Told]:
         )
 
 
-@_of_queue("mixed-bullmq", "warning", "clients of BullMQ 5 and of BullMQ 6 use a queue: pausing it may lose jobs")
 def _mixed_versions(it: _Queue) -> Iterator[_Told]:
     major = it.major()
     six = {
@@ -544,14 +531,12 @@ def _mixed_versions(it: _Queue) -> Iterator[_Told]:
     )
 
 
-@_of_queue("old-bullmq", "broken", "a client older than BullMQ 5 uses a queue, whose keys differ")
 def _old_version(it: _Queue) -> Iterator[_Told]:
     if (major := it.major()) is not None and major < 5:
         sentence = f"A client of {it.version} uses queue {it.name}: it does not see all jobs of BullMQ 5, so upgrade it"
         yield _told("old-bullmq", sentence, {"meta.version": it.version}, "redis-cli CLIENT LIST")
 
 
-@_of_queue("stream-too-short", "warning", "a queue's event stream drops events before its readers can read them")
 def _stream(it: _Queue) -> Iterator[_Told]:
     stream = it.stream
     if stream is None or not it.readers or not stream.first or stream.length < it.max_events:
@@ -573,6 +558,22 @@ def _stream(it: _Queue) -> Iterator[_Told]:
 def _ms(stream_id: str) -> int:
     return int(stream_id.partition("-")[0])
 
+
+_OF_QUEUE: Final[Sequence[tuple[Check, Callable[[_Queue], Iterator[_Told]]]]] = (
+    (
+        Check("schedule-without-worker", "broken", "a queue has job schedulers, but no worker that runs their jobs"),
+        _schedules,
+    ),
+    (
+        Check("mixed-bullmq", "warning", "clients of BullMQ 5 and of BullMQ 6 use a queue: pausing it may lose jobs"),
+        _mixed_versions,
+    ),
+    (Check("old-bullmq", "broken", "a client older than BullMQ 5 uses a queue, whose keys differ"), _old_version),
+    (
+        Check("stream-too-short", "warning", "a queue's event stream drops events before its readers can read them"),
+        _stream,
+    ),
+)
 
 _SICK: Final[Mapping[str, Severity]] = {
     **dict.fromkeys(("redis-unreachable", "redis-loading", "redis-full", "redis-read-only"), "broken"),

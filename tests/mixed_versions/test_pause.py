@@ -7,14 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from bulltask.cli.main import main
 from bulltask.jobs.names import JobState
 from bulltask.queue import Queue
 from bulltask.testing.worker import wait_until
 from tests.interop.conftest import open_interop_queue
 from tests.interop.interop_queue import InteropQueue
 from tests.mixed_versions.conftest import Clients
-from tests.mixed_versions.page import PINNED, PauseSequence, pause_sequences
+from tests.mixed_versions.page import NEWEST_5, NEWEST_6, PINNED, PauseSequence, pause_sequences
+from tests.support.command_output import json_of
 from tests.support.manual_worker import ManualWorker
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
@@ -117,3 +120,21 @@ def test_sequences_t1_to_t7_lose_no_job_if_bulltask_resumes_the_queue(shared_que
 def test_sequences_t1_to_t7_are_documented_as_safe_if_bulltask_resumes() -> None:
     assert [row.label for row in T1_TO_T7] == ["T1", "T2", "T3", "T4", "T5", "T6", "T7"]
     assert {row.outcomes[BULLTASK] for row in T1_TO_T7} == {"safe"}
+
+
+def test_the_doctor_finds_both_versions_although_the_older_one_was_the_last_to_write_its_own(
+    shared_queue: SharedQueue, broker_url: str
+) -> None:
+    shared_queue.do(NEWEST_6, "pauses")
+    shared_queue.do(NEWEST_6, "adds")
+    shared_queue.do(NEWEST_5, "adds")
+    side = shared_queue.side
+    wait_until(lambda: side.redis.hget(side.keys.meta, "version") == f"bullmq:{NEWEST_5}")
+    findings = json_of(CliRunner().invoke(main, ["-b", broker_url, "doctor", "--json"]), "doctor")["findings"]
+    (mixed,) = (finding for finding in findings if finding["code"] == "mixed-bullmq")
+    assert mixed["evidence"] == {
+        "meta.version": f"bullmq:{NEWEST_5}",
+        "BullMQ 6": ["a paused queue with jobs in `wait`"],
+        "BullMQ 5": ["meta.version", "jobs in `paused`"],
+    }
+    assert "paused-apart" in {finding["code"] for finding in findings}

@@ -8,10 +8,13 @@ import signal
 from collections.abc import Callable
 
 import pytest
+from click.testing import CliRunner
 
 from bulltask import AsyncResult
+from bulltask.cli.main import main
 from bulltask.queue.reasons import Reason
 from bulltask.testing.worker import wait_until
+from tests.support.command_output import json_of
 from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
@@ -69,6 +72,8 @@ def test_the_reasons_of_a_real_worker(harness: WorkerHarness) -> None:
     assert "task rated (1/h) delays the job: it is number 1 of 1 in its line" in reason.sentence
     assert reason.expected_s == pytest.approx(3600, abs=60)
 
+    wait_until(lambda: not sicknesses(harness), 15.0, "a healthy system")
+
     of_queue = next(it for it in harness.app.queue("default").explain().reasons if it.code == "task-rate-limit")
     assert re.search(r"rated \(1/h\) throttles 1 job; the next one starts in [56][0-9.]+ min$", of_queue.sentence)
     assert of_queue.command == "bulltask control rate-limit rated RATE"
@@ -124,3 +129,10 @@ def test_the_reasons_of_a_real_worker(harness: WorkerHarness) -> None:
     wait_for(harness, waiting, "no-worker")
     reason = wait_for(harness, held, "worker-gone", "after a worker of the queue has started and found it")
     assert reason.expected_s is None
+    assert sicknesses(harness) == {"worker-gone", "no-worker", "unknown-task", "incompatible"}
+
+
+def sicknesses(harness: WorkerHarness) -> set[str]:
+    """Return what the doctor finds in the queues."""
+    result = CliRunner().invoke(main, ["-b", harness.url, "doctor", "--json"])
+    return {finding["code"] for finding in json_of(result, "doctor")["findings"] if finding["queue"]}

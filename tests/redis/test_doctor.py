@@ -136,6 +136,13 @@ def an_old_client(world: World) -> None:
     world.redis.hset(world.keys.meta, "version", "bullmq:4.17.0")
 
 
+@case("mixed-bullmq", "warning: Clients of BullMQ 6, and clients of BullMQ 5 use queue mail")
+def jobs_that_both_versions_have_deduplicated(world: World) -> None:
+    world.add("a", deduplication="once")
+    world.add("b", deduplication="once")
+    world.redis.xadd(world.keys.events, {"event": "deduplicated", "jobId": "a"})  # as BullMQ 6: without "debounced"
+
+
 @case("stream-too-short", r"warning: The event stream of queue mail keeps 100 events, those of .* its 1 reader would")
 def a_short_stream(world: World) -> None:
     world.redis.hset(world.keys.meta, mapping={"version": "bullmq:5.62.0", "opts.maxLenEvents": 100})
@@ -324,6 +331,15 @@ def test_the_exit_code_is_that_of_the_worst_finding(world: World) -> None:
     assert re.search(r"1 broken, 1 warning\n\nbroken: redis-full\n", result.stdout), result.stdout
 
 
+def test_only_chosen_queues_are_examined(world: World) -> None:
+    for name in ("mail", "files"):
+        world.app.queue(name).add("send", {})
+    document = json_of(run(world.url, "--json", "-Q", "files"), "doctor")
+    assert [it["queue"] for it in document["findings"]] == ["files"]
+    result = run(world.url, "-Q", "nope")
+    assert (result.exit_code, "no queue '{nope}'" in result.stderr) == (4, True)
+
+
 def test_the_document_matches_its_schema_and_an_unreachable_server_is_a_finding(world: World) -> None:
     world.add()
     document = json_of(run(world.url, "--json"), "doctor")
@@ -335,6 +351,14 @@ def test_the_document_matches_its_schema_and_an_unreachable_server_is_a_finding(
         ["redis-unreachable"],
         2,
     )
+
+
+def test_a_sickness_of_many_queues_is_shown_a_few_times(world: World) -> None:
+    for number in range(9):
+        world.app.queue(f"q{number}").add("send", {})
+    shown = run(world.url).stdout
+    assert shown.count("broken: no-worker, queue ") == 3
+    assert "  The same in 6 queues: q3, q4, q5, q6, q7, q8\n" in shown
 
 
 def test_fix_mends_what_needs_no_decision_after_it_was_listed(world: World) -> None:
