@@ -369,7 +369,8 @@ class Pages:
             if not answer.is_fresh:
                 started_s = mono_s()
                 try:
-                    answer.value, answer.error = read(), None
+                    answer.value = read()
+                    answer.error = None
                 except BulltaskError as exc:
                     answer.error = exc
                 answer.read_at_s = mono_s()
@@ -398,7 +399,8 @@ class Pages:
             known = {app._broker.keys(name).name for name in self._named()} | self._scanned
             found = find_queues(client, app._config.prefix, known, scan=is_due)
             if is_due:
-                self._scanned, self._scanned_all = set(found.names), found.scanned_all
+                self._scanned = set(found.names)
+                self._scanned_all = found.scanned_all
                 self._scan_at_s = mono_s() + _SCAN_S
             now_ms = app._broker.clock.now_ms()
             overview = read_overview(client, [self._keys(name) for name in found.names], now_ms)
