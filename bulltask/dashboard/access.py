@@ -437,6 +437,9 @@ class SecurityHeaders:
         async def send_with_headers(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 present = {name for name, _ in message["headers"]}
+                if b"etag" in present:  # a file of the dashboard, which may be kept, but may change with an update
+                    message = {**message, "headers": [*message["headers"], (b"cache-control", b"no-cache")]}
+                    present.add(b"cache-control")
                 more = [header for header in SECURITY_HEADERS if header[0] not in present]
                 message = {**message, "headers": [*message["headers"], *more]}
             await send(message)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from bulltask.dashboard.actions import DEEDS
 from bulltask.dashboard.site import _PAGES
 from bulltask.jobs.clock import mono_s
 from bulltask.jobs.errors import ConfigError
+from bulltask.transport.permissions import role_grants
 from tests.dashboard.conftest import SECRET, Browser, Open
 
 pytestmark = pytest.mark.redis
@@ -313,6 +316,22 @@ def test_every_response_forbids_scripts_that_are_not_files_of_the_dashboard(
         assert not re.search(r"<script(?! src=)|\son\w+=|\sstyle=|<style", answer.text)
 
 
+def test_only_files_are_kept_by_browsers(browser: Browser) -> None:
+    style = browser.get("/static/style.css")
+    assert style.headers["cache-control"] == "no-cache"
+    again = browser.get("/static/style.css", headers={"if-none-match": style.headers["etag"]})
+    assert again.status_code == 304
+    assert browser.get("/").headers["cache-control"] == "no-store"
+
+
+def test_without_redis_users_log_in_and_are_told_so(caplog: pytest.LogCaptureFixture) -> None:
+    site = Dashboard(App("x", "redis://127.0.0.1:1"), Access(token=TOKEN, secret=SECRET))
+    page = Browser(site).get(f"/login?token={TOKEN}")
+    assert page.status_code == 502
+    assert "This cannot be shown" in page.text
+    assert "was not stored in Redis" in caplog.text
+
+
 # ---- audit log ----
 
 
@@ -365,28 +384,39 @@ def test_the_audit_log_is_bounded_and_guesses_do_not_push_out_what_was_done(
     assert audit.newest(1)[0].is_refused
 
 
+@contextmanager
+def user_of_redis(client: redis.Redis, app: App, role: str) -> Iterator[App]:
+    """Yield an app whose user of Redis has a role."""
+    client.execute_command("ACL", "SETUSER", role, "on", ">pw", *role_grants([role]).rules())
+    restricted = App(role, str(app._broker.endpoint.url).replace("redis://", f"redis://{role}:pw@"))
+    try:
+        yield restricted
+    finally:
+        restricted.close()
+        client.acl_deluser(role)
+
+
 def test_a_user_of_redis_who_may_only_read_sees_pages_and_is_told_that_actions_are_not_permitted(
     app: App, redis_client: redis.Redis, failed_job: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from bulltask.transport.permissions import role_grants  # noqa: PLC0415
-
-    redis_client.acl_setuser("looker", enabled=True, reset=True)
-    redis_client.execute_command("ACL", "SETUSER", "looker", "on", ">pw", *role_grants(["reader"]).rules())
-    try:
-        reader = App("reader", str(app._broker.endpoint.url).replace("redis://", "redis://looker:pw@"))
-        with Browser(Dashboard(reader, Access(anonymous=Role.ADMIN, secret=SECRET))) as browser:
-            assert "mail" in browser.get("/").text
-            assert browser.get("/audit").status_code == 200
-            response = browser.act(f"/queues/mail/promote/{failed_job}", f"/queues/mail/jobs/{failed_job}")
-            assert "lacks permission" in response.text
-            assert "was not stored in Redis" in caplog.text
-        reader.close()
-    finally:
-        redis_client.acl_deluser("looker")
+    with user_of_redis(redis_client, app, "reader") as reader:
+        browser = Browser(Dashboard(reader, Access(anonymous=Role.ADMIN, secret=SECRET)))
+        assert "mail" in browser.get("/").text
+        assert browser.get("/audit").status_code == 200
+        response = browser.act(f"/queues/mail/promote/{failed_job}", f"/queues/mail/jobs/{failed_job}")
+        assert "lacks permission" in response.text
+        assert "was not stored in Redis" in caplog.text
 
 
-def test_the_roles_of_redis_suffice_for_the_audit_log() -> None:
-    from bulltask.transport.permissions import role_grants  # noqa: PLC0415
-
-    assert "xadd" in role_grants(["operator"]).commands
-    assert "xrevrange" in role_grants(["reader"]).commands
+def test_the_role_operator_of_redis_suffices_for_all_pages_actions_and_the_audit_log(
+    app: App, redis_client: redis.Redis, failed_job: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with user_of_redis(redis_client, app, "operator") as operator:
+        browser = Browser(Dashboard(operator, Access(anonymous=Role.ADMIN, secret=SECRET)))
+        for page in _PAGES:
+            if "{" not in page.path:
+                assert "not permitted" not in browser.get(page.path).text, page.path
+        for path in ("promote", "revoke", "remove"):
+            assert "Error" not in browser.act(f"/queues/mail/{path}/{failed_job}", "/queues/mail").text
+        assert [entry.action for entry in access.Audit(app).newest(9)] == ["remove", "revoke", "promote"]
+        assert "lacks permission" not in caplog.text
