@@ -122,7 +122,8 @@ class Change:
 
     def begin(self, phase: Phase) -> None:
         """Count or change the jobs, in a thread that does not keep the process from ending."""
-        self.phase, self.steps, self.of = phase, 0, 0
+        self.phase = phase
+        self.steps = self.of = 0
         self._ready.clear()
         threading.Thread(target=self._work, name=f"bulltask-{self.action}", daemon=True).start()
 
@@ -137,15 +138,18 @@ class Change:
         except _Stopped:
             self.phase = Phase.STOPPED
         except BulltaskError as exc:
-            self.error, self.phase = str(exc), Phase.FAILED
+            self.error = str(exc)
+            self.phase = Phase.FAILED
         except BaseException:
-            self.error, self.phase = "An unexpected error; the log of the dashboard has it.", Phase.FAILED
+            self.error = "An unexpected error; the log of the dashboard has it."
+            self.phase = Phase.FAILED
             raise
         finally:
             self._ready.set()
 
     def _note(self, steps: int, of: int) -> None:
-        self.steps, self.of = steps, of
+        self.steps = steps
+        self.of = of
         if self._stops:
             raise _Stopped
 
