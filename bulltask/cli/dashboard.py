@@ -126,7 +126,7 @@ def _access(host: str, options: Mapping[str, Any]) -> Access:
         roles=_roles(options["roles"]),
         anonymous=anonymous,
         read_only=options["read_only"],
-        hosts=sorted({*LOCAL_HOSTS, host}) if is_local else None,
+        hosts=sorted({*LOCAL_HOSTS, host}) if is_local and not options["proxies"] else None,
     )
 
 

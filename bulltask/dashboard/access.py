@@ -118,8 +118,8 @@ class Access:
             ``password`` are admins unless named here.
         anonymous: The role of users who have not logged in; ``None``: they must.
         read_only: Nobody may change anything.
-        hosts: The names by which the dashboard may be addressed, without ports; ``None``: any. Without a login, they
-            protect from web pages whose host name resolves to an address of this network. Proxies may use any name.
+        hosts: The names by which browsers may address the dashboard, without ports; ``None``: any. Without a login,
+            they protect from web pages whose host name resolves to an address of this network.
         secret: A random text that signs sessions and forms; needed if several processes serve users of a proxy.
     """
 
@@ -195,7 +195,7 @@ class Access:
     def is_own_host(self, request: HTTPConnection) -> bool:
         """Return whether a request is for one of :attr:`hosts`."""
         host = host_of(request.headers.get("host", "")).lower()
-        return self.hosts is None or bool(request.scope[_IS_PROXIED]) or host in self.hosts
+        return self.hosts is None or host in self.hosts
 
     # ---- who sends a request ----
 

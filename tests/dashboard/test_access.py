@@ -298,6 +298,9 @@ def test_another_host_name_is_refused_so_that_no_web_page_reaches_it_by_dns(brow
     assert browser.get("/", headers={"host": ""}).status_code == 421
     assert browser.get("/", headers={"host": "localhost:8787"}).status_code == 200
     assert browser.get("/", headers={"host": "[::1]:8787"}).status_code == 200
+    proxied = browser_with(anonymous=Role.VIEWER, hosts=["ops.example.com"], proxies=["10.0.0.1"])
+    assert proxied.get("/", headers={"x-forwarded-host": "ops.example.com"}).status_code == 200
+    assert proxied.get("/", headers={"x-forwarded-host": "evil.example"}).status_code == 421
 
 
 def test_every_response_forbids_scripts_that_are_not_files_of_the_dashboard(

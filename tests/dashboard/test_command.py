@@ -85,6 +85,19 @@ def test_users_and_roles_of_a_proxy(command: Command) -> None:
     assert command.browser("11.1.1.1").get("/ops/audit", headers={"X-User": "ann"}).url.path == "/ops/login"
 
 
+def test_the_tasks_of_an_app_can_be_run(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dashboard_shop.py").write_text(
+        "from bulltask import App\n"
+        "app = App('shop')\n"
+        "@app.task(name='shop.add')\n"
+        "def add(x: int, y: int) -> int: return x + y\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert command("-A", "dashboard_shop", "--anonymous", "operator").exit_code == 0
+    assert "shop.add" in command.browser().get("/run").text
+    assert command("-A", "no_such_module").exit_code == 1
+
+
 @pytest.mark.parametrize(
     ("options", "environment", "error"),
     [
