@@ -192,6 +192,7 @@ def _time(ms: float) -> Markup:
 
 def _ticks(top: float, unit: str) -> list[float]:
     """Return three to six round numbers from 0 up to at least ``top``."""
+    top = top or 1.0
     _, scale = _scale(top, unit)
     rough = max(top / scale, 4.0 if unit == "jobs" else 1e-6) / 4
     size = 10 ** floor(log10(rough))
