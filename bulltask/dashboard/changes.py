@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Change", "Changes", "Phase"]
 
 _MAX_RUNNING: Final = 8
-_MAX_KEPT: Final = 100
+_MAX_KEPT: Final = 20
+"""How many changes, with the ids of their jobs in temporary files, are kept."""
 _CONFIRM_S: Final = 3_600
 """For how long a change can be confirmed after its jobs were counted."""
 

@@ -191,7 +191,13 @@ def task_form(app: App, task: AnyTask[..., Any]) -> TaskForm:
         _field(name, one, schema["$defs"], required=name in required)
         for name, one in data.get("properties", {}).items()
     ]
-    return TaskForm(task.name, entry.get("description", ""), fields, problem, {f.name: kinds[f.name] for f in fields})
+    return TaskForm(
+        task.name,
+        entry.get("description", ""),
+        fields,
+        problem,
+        {one.name: kinds.get(one.name, _Parameter.POSITIONAL_OR_KEYWORD) for one in fields},
+    )
 
 
 def _field(name: str, schema: Schema, definitions: Mapping[str, Schema], *, required: bool) -> Field:
@@ -228,7 +234,9 @@ def _choices(schema: Schema) -> list[tuple[str, str]]:
 def _hint(schema: Schema) -> str:
     """Return a type in words."""
     kind = schema.get("type")
-    name = str(schema.get("title") or schema.get("format") or kind or ("" if "enum" in schema else "any value"))
+    name = str(
+        schema.get("title") or schema.get("format") or kind or ("one of these" if "enum" in schema else "any value")
+    )
     if kind == "array":
         items = schema.get("items")
         return f"array of {_hint(items)}" if isinstance(items, Mapping) and items else "array"

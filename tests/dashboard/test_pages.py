@@ -15,9 +15,11 @@ import httpx
 import pytest
 
 from bulltask import App
-from bulltask.dashboard import Access, Dashboard, Role
+from bulltask.dashboard import Access, Dashboard, Role, changes
 from bulltask.dashboard.access import User
 from bulltask.dashboard.forms import Field, Invalid, task_form
+from bulltask.dashboard.pages import Filter
+from bulltask.jobs.errors import ConfigError
 from bulltask.queue.fields import RateLimit
 from bulltask.testing import InlineWorker, use_server
 from bulltask.testing.worker import WorkerProcess, wait_until
@@ -187,6 +189,18 @@ def test_a_change_is_made_once_and_only_by_those_who_may(browser_with: Open, app
     wait_until(lambda: app.queue("mail").get_failed_count() == 0, 5, "the change")
     again = send(admin, asked, "/remove")
     assert "is not waiting to be confirmed" in text_of(again.text)
+
+
+def test_a_change_can_be_stopped_and_too_many_at_a_time_are_refused(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    app.queue("mail").add_bulk([{"name": "send"}] * 3)
+    change = changes.Change(app, "mail", "remove", Filter("waiting"), older_than=None, user="ada")
+    change.stop()
+    change.begin(changes.Phase.COUNTING)
+    change.wait(5)
+    assert (change.phase, app.queue("mail").count()) == (changes.Phase.STOPPED, 3)
+    monkeypatch.setattr(changes, "_MAX_RUNNING", 0)
+    with pytest.raises(ConfigError, match="other changes are running"):
+        changes.Changes(app).count("mail", "remove", Filter("waiting"), older_than=None, user="ada")
 
 
 # ---- limits and schedules ----

@@ -36,7 +36,8 @@ function keyOf(details, at) {
 }
 
 function replace(html) {
-  if (isInUse()) return;
+  if (isInUse()) { show("held", "held while you type"); return; }
+  show("on", "live");
   const opened = new Map([...main.querySelectorAll("details")].map((one, at) => [keyOf(one, at), one.open]));
   const focused = [...main.querySelectorAll("a, button, summary, [tabindex]")].indexOf(document.activeElement);
   main.innerHTML = html;
