@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +43,21 @@ class Command:
 
 
 @pytest.fixture
-def command(single_url: str, monkeypatch: pytest.MonkeyPatch) -> Command:
-    command = Command(single_url)
+def command(single_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
+    command, sites = Command(single_url), list[Any]()
 
     def run(server: uvicorn.Server, sockets: list[socket.socket]) -> None:
         command.site = server.config.app
+        sites.append(command.site)
         for listener in sockets:
             listener.close()
 
     monkeypatch.setattr(uvicorn.Server, "run", run)
     monkeypatch.setattr("bulltask.observe.log.configure", lambda **_: None)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    return command
+    yield command
+    for site in sites:
+        site._app.close()
 
 
 def test_it_prints_an_address_that_logs_in(command: Command) -> None:
