@@ -66,7 +66,7 @@ class Sent(NamedTuple):
         return str(self.form.get(name, "")).strip()
 
     def number(self, name: str, *, least: float = 0) -> float | None:
-        """Return a number, ``None`` if the field is empty."""
+        """Return a number, ``None`` if the field is empty; raises ``ConfigError`` if it is not a number."""
         text = self.text(name)
         try:
             number = float(text) if text else None
@@ -77,7 +77,7 @@ class Sent(NamedTuple):
         return number
 
     def whole(self, name: str, *, least: int = 1) -> int | None:
-        """Return a whole number, ``None`` if the field is empty."""
+        """Return a whole number, ``None`` if the field is empty; raises ``ConfigError`` if it is not one."""
         number = self.number(name, least=least)
         if number is not None and not number.is_integer():
             raise ConfigError(f"{name.replace('_', ' ')} must be a whole number, not {number:g}")

@@ -226,7 +226,10 @@ class Filter:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Filter:
-        """Return the filter of an address or form: the opposite of :meth:`fields`."""
+        """Return the filter of an address or form: the opposite of :meth:`fields`.
+
+        Raises ``ConfigError`` if a value is not valid.
+        """
         state = str(given.get("state", "") or "waiting")
         if state not in STATES:
             raise ConfigError(f"there is no state {state!r:.100}")
