@@ -68,7 +68,8 @@ class Change:
         self.older_than = older_than
         self.user = user
         self.phase = Phase.COUNTING
-        self.steps = self.of = 0
+        self.steps = 0
+        self.of = 0
         self.error = ""
         self.begun_s = mono_s()
         self._stops = False
@@ -124,7 +125,8 @@ class Change:
     def begin(self, phase: Phase) -> None:
         """Count or change the jobs, in a thread that does not keep the process from ending."""
         self.phase = phase
-        self.steps = self.of = 0
+        self.steps = 0
+        self.of = 0
         self._ready.clear()
         threading.Thread(target=self._work, name=f"bulltask-{self.action}", daemon=True).start()
 
