@@ -446,17 +446,18 @@ def _write_cursor(position: tuple[str, PageCursor] | None, seen: str) -> str | N
 
 
 def _read_cursor(cursor: str) -> tuple[tuple[str, PageCursor], str]:
+    invalid = ConfigError(
+        f"invalid cursor {cursor!r:.100}: use the cursor of the previous page, or no cursor for the first page"
+    )
     try:
         fields = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
         state, score, distance, ids, seen = fields
         known = PageCursor(str(score), int(distance), tuple(map(str, ids)))
         is_valid = 0 <= known.distance <= MAX_SAFE_INTEGER and (not score or (isfinite(float(score)) and known.ids))
     except (ValueError, TypeError, OverflowError, RecursionError):
-        is_valid = False
+        raise invalid from None
     if not is_valid:
-        raise ConfigError(
-            f"invalid cursor {cursor!r:.100}: use the cursor of the previous page, or no cursor for the first page"
-        )
+        raise invalid
     return (str(state), known), str(seen)
 
 
