@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import bulltask
-from tools.house import FORWARDING_LINES, imported, tuple_assignments
+from tools.house import FORWARDING_LINES, imported, product, tuple_assignments, words_of_docs
 
 ROOT = Path(__file__).parent.parent
 
@@ -72,6 +72,20 @@ def test_no_wait_uses_a_clock_that_a_test_can_stop() -> None:
     files = [path for path in package_files() if path.name not in {"clock.py", "loop_timers.py"}]
     found = [f"{relative_name(path)}:{line}" for path in files for line in waits_for_stopped_clocks(path)]
     assert found == [], "use bulltask.jobs.clock.mono_s() or mono_ms(), and bulltask.jobs.clock"
+
+
+# ---- size ------------------------------------------------------------------------------------------------------------
+
+MAX_FILES = 252
+"""240, and 12 for the room ``dashboard`` and the commands that came with it."""
+
+MAX_WORDS = 78_500
+"""75,000, and 3,500 for the dashboard, ``doctor``, ``top`` and the files of ``deploy/``."""
+
+
+def test_the_package_and_the_docs_do_not_grow_without_a_reason() -> None:
+    assert len(dict(product(ROOT))) <= MAX_FILES, "look for what the new file can replace, or join"
+    assert words_of_docs(ROOT) <= MAX_WORDS, "take away what a reader does not miss"
 
 
 # ---- rooms -----------------------------------------------------------------------------------------------------------
@@ -153,7 +167,7 @@ def test_each_attribute_is_assigned_by_a_statement_of_its_own() -> None:
     assert [f"{relative_name(path)}:{line}" for path in package_files() for line in tuple_assignments(path)] == []
 
 
-def test_the_package_has_seventeen_rooms_in_at_most_twelve_layers() -> None:
+def test_the_package_has_eighteen_rooms_in_at_most_twelve_layers() -> None:
     found = {path.stem for path in (ROOT / "bulltask").glob("*") if path.suffix == ".py" or any(path.glob("*.py"))}
     assert found - forwarding_modules() - {"__init__", "__main__"} == ROOMS == heights().keys()
     assert len(contract()["layers"]) <= MAX_LAYERS
