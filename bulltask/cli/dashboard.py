@@ -33,7 +33,7 @@ _STOP_S: Final = 3
 @click.command("dashboard", short_help="Show queues, jobs and workers in a browser.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to bind the port to.")
 @click.option("--port", type=click.IntRange(0, 65_535), default=8_787, show_default=True, help="0: any free port.")
-@click.option("--read-only", is_flag=True, help="Nobody may change anything.")
+@click.option("--read-only", is_flag=True, help="Reject all changes.")
 @click.option(
     "--user-header", metavar="NAME", help="A header with the user's name, which a proxy sets: X-Forwarded-User."
 )
@@ -60,7 +60,7 @@ def dashboard(ctx: click.Context, /, *, host: str, port: int, **options: Any) ->
 
     It prints an address with a token, which logs in as admin; a token of your own can be set with
     BULLTASK_DASHBOARD_TOKEN, and a password with BULLTASK_DASHBOARD_PASSWORD. With the suffix _FILE, both name a file.
-    Without -A, the forms of tasks are not known. With --lake, jobs that Redis no longer has can be searched.
+    Without -A, it knows no tasks to run. With --lake, jobs that Redis no longer has can be searched.
     """
     import uvicorn  # noqa: PLC0415 - slow, and needs the extra
 
@@ -81,7 +81,7 @@ def dashboard(ctx: click.Context, /, *, host: str, port: int, **options: Any) ->
         log_config=None,
         log_level="warning",
         access_log=False,  # addresses may contain the token
-        proxy_headers=False,  # only the dashboard knows whose headers to believe
+        proxy_headers=False,  # the dashboard trusts only those of --proxy
         server_header=False,
         timeout_graceful_shutdown=_STOP_S,
         ws="none",

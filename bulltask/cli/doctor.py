@@ -40,8 +40,8 @@ def doctor(ctx: click.Context, /, *, budget: float, fix: bool, yes: bool, as_jso
     """Find what is wrong with Redis and with all queues, with what proves it and what mends it.
 
     It finds every reason of 'bulltask why' that is not the normal course, and what is wrong with the server and its
-    keys: https://bulltask.readthedocs.io/reference/reasons lists the checks. It changes nothing without --fix. What it
-    may not read, or had no time to look at, is listed.
+    keys; docs/reference/reasons.md lists the checks. It changes nothing without --fix. What it may not read, or had no
+    time to look at, is listed.
 
     Exit codes: 0 (healthy), 1 (warnings, or an error), 2 (something is broken, or invalid usage), 4 (there is no such
     queue). --fix does not change them.

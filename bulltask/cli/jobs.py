@@ -23,7 +23,6 @@ from bulltask.cli.options import (
     queues_option,
 )
 from bulltask.cli.terminal import (
-    age_text,
     ago,
     as_table,
     check_can_ask,
@@ -36,7 +35,7 @@ from bulltask.cli.terminal import (
 )
 from bulltask.config.urls import redact_secrets
 from bulltask.jobs.errors import ConfigError
-from bulltask.lake.formatting import pluralize
+from bulltask.lake.formatting import age_text, pluralize
 from bulltask.queue import BulkChange, FailureGroup, FailureGroups, Job, Queue
 from bulltask.queue.fields import ALL_STATES, read_jobs
 from bulltask.queue.search import SCANNED, Action, JobFilter, JobSearch, due_times, held_jobs

@@ -14,11 +14,11 @@ from bulltask.app import App
 from bulltask.cli.app_loader import existing_queue, load_app_or_broker
 from bulltask.cli.groups import HintGroup
 from bulltask.cli.options import confirmation_options, duration_option, operator_options, queues_option
-from bulltask.cli.terminal import age_text, as_table, check_can_ask, duration_text, echo, in_one_line, iso, print_json
+from bulltask.cli.terminal import as_table, check_can_ask, duration_text, echo, in_one_line, iso, print_json
 from bulltask.config.parsers import parse_names, rate_limits
 from bulltask.jobs.errors import BulltaskError, ConfigError
 from bulltask.jobs.names import EVERY_QUEUE, name_in_app
-from bulltask.lake.formatting import pluralize
+from bulltask.lake.formatting import age_text, pluralize
 from bulltask.queue import Queue
 from bulltask.queue.control import this_user
 from bulltask.queue.overview import MAX_PAGES, QueueOverview, find_queues, read_overview

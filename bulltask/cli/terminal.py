@@ -17,7 +17,6 @@ from bulltask.jobs.clock import moment_of
 from bulltask.lake.formatting import CONTROL, json_text, one_line
 
 __all__ = [
-    "age_text",
     "ago",
     "as_table",
     "check_can_ask",
@@ -146,13 +145,6 @@ def duration_text(seconds: float | None) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"
     return f"{seconds:.3f} s" if seconds < 10 else f"{seconds:.1f} s"
-
-
-def age_text(seconds: float) -> str:
-    """Return :func:`duration_text` in at most 7 characters: ``0.1 s``, ``12 s``, ``2.5 h``."""
-    size, unit = next(((size, unit) for size, unit in _UNITS if seconds >= 2 * size), (1, "s"))
-    value = max(0, seconds / size)
-    return f"{value:.{value < 9.95:d}f} {unit}"
 
 
 def ago(moment: datetime, now: datetime) -> str:

@@ -1,5 +1,4 @@
-"""Who may use the dashboard, and for what: login, roles, protection against forged requests, limits on guesses; and the
-audit log of what was done.
+"""Who may use the dashboard, and for what: logins and their rate limit, roles, CSRF protection, and the audit log.
 
 One function, :meth:`Access.may`, decides what a user may do: routes ask it before they act, and templates before they
 show a button.
@@ -49,7 +48,7 @@ SESSION_S: Final = 12 * 3_600
 
 MIN_PASSWORD: Final = 8
 _RANDOM: Final = 24
-"""From this length on, nobody can guess a secret, so those who know it log in even while others guess."""
+"""A secret of this length cannot be guessed, so it logs in even while an address is blocked."""
 _GUESSES: Final = 5
 _ALL_GUESSES: Final = 50
 _GUESSES_S: Final = 60.0
@@ -108,16 +107,16 @@ class Access:
     """How users are known, and what they may do. At least one of the first three, or ``anonymous``, is needed.
 
     Attributes:
-        token: A random secret; whoever knows it is the user ``token``.
-        password: A password of at least 8 characters; whoever knows it is the user ``password``.
+        token: A random secret, which logs in as the user ``token``.
+        password: A password of at least 8 characters, which logs in as the user ``password``.
         user_header: A header with the user's name, which a proxy sets (``X-Forwarded-User``), and removes from what
-            browsers send. It is believed only if the request comes from one of ``proxies``.
+            browsers send. It is trusted only if the request comes from one of ``proxies``.
         proxies: Addresses or networks of proxies. Their headers ``X-Forwarded-For``, ``-Proto``, ``-Host`` and
-            ``-Prefix`` are believed, too.
+            ``-Prefix`` are trusted, too.
         roles: Roles of users by their names; ``"*"`` for all others of the proxy (default: viewers). ``token`` and
             ``password`` are admins unless named here.
         anonymous: The role of users who have not logged in; ``None``: they must.
-        read_only: Nobody may change anything.
+        read_only: Whether all changes are rejected.
         hosts: The names by which browsers may address the dashboard, without ports; ``None``: any. Without a login,
             they protect from web pages whose host name resolves to an address of this network.
         secret: A random text that signs sessions and forms; needed if several processes serve users of a proxy.
@@ -322,7 +321,7 @@ def client_address(request: HTTPConnection) -> str:
 
 
 def _network(request: HTTPConnection) -> str:
-    """Return the address of a client, or its network: somebody who has IPv6 has 2**64 addresses."""
+    """Return the address of a client, or its network, because one user of IPv6 may have 2**64 addresses."""
     parsed = _parsed(client_address(request))
     return str(ipaddress.ip_network((parsed, 64), strict=False)) if parsed and parsed.version == 6 else str(parsed)
 
@@ -345,7 +344,7 @@ _log = logging.getLogger("bulltask.dashboard.audit")
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """What somebody did, or tried to do.
+    """What a user did, or tried to do.
 
     Attributes:
         at_ms: When, by the server's clock.
@@ -353,7 +352,7 @@ class AuditEntry:
         address: From where.
         action: One of :data:`ACTIONS`, ``login`` or ``logout``.
         target: The queue and job.
-        outcome: What the user was told.
+        outcome: The message that the user saw.
         is_refused: Whether it was refused, and nothing changed.
     """
 
@@ -385,7 +384,12 @@ class Audit:
         level = logging.WARNING if refused else logging.INFO
         what = f"{fields['action']} {fields['target']}".rstrip()
         _log.log(
-            level, "dashboard: %s (%s) %s: %s", fields["user"] or "somebody", fields["address"], what, fields["outcome"]
+            level,
+            "dashboard: %s (%s) %s: %s",
+            fields["user"] or "not logged in",
+            fields["address"],
+            what,
+            fields["outcome"],
         )
         values = [part.encode("utf-8", "replace") for item in fields.items() for part in item]
         try:

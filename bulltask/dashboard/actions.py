@@ -1,7 +1,7 @@
-"""What users can do from the dashboard: each action is a function that does it, and says what it has done.
+"""What users can do from the dashboard: a function for each action does it, and returns what it has done.
 
-:data:`DEEDS` has their paths. Which role each needs is decided by :meth:`bulltask.dashboard.access.Access.may`, by its
-name, before it is called.
+:data:`ENDPOINTS` has their paths. Beforehand, :meth:`bulltask.dashboard.access.Access.may` decides whether the user's
+role suffices.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from bulltask.dashboard.pages import Filter, Pages
 from bulltask.jobs.errors import BulltaskError, ConfigError
 from bulltask.queue import Job
 from bulltask.queue.control import Answers
+from bulltask.queue.search import Action
 
-__all__ = ["DEEDS", "Deed", "Done", "NotFound", "Sent", "form_of", "param", "path"]
+__all__ = ["ENDPOINTS", "Endpoint", "NotFound", "Outcome", "SentForm", "form_of", "param", "path"]
 
 _COUNTED_AT_ONCE_S: Final = 0.3
 """How long a reply waits for a count or a change, so that most need no page with their progress."""
@@ -35,35 +36,35 @@ class NotFound(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """What an action has done, and what is shown next.
+class Outcome:
+    """What an action has done, and which page follows.
 
     Attributes:
-        outcome: What it has done, for the audit log.
-        path: The path of the page to show; ``None`` for that with the form.
-        is_told: Whether the page shows the outcome.
+        text: What it has done, for the audit log.
+        path: The path of the page; ``None`` for that with the form.
+        is_shown: Whether the page shows the text.
     """
 
-    outcome: str
+    text: str
     path: str | None = None
-    is_told: bool = True
+    is_shown: bool = True
 
 
-class Sent(NamedTuple):
-    """A form that a user has sent."""
+class SentForm(NamedTuple):
+    """A form that a user has form."""
 
     pages: Pages
     user: User
     request: Request
-    form: FormData
+    fields: FormData
 
     def param(self, name: str) -> str:
         """Return a part of the path."""
         return param(self.request, name)
 
     def text(self, name: str) -> str:
-        """Return a field, ``""`` if it was not sent."""
-        return str(self.form.get(name, "")).strip()
+        """Return a field, ``""`` if it was not form."""
+        return str(self.fields.get(name, "")).strip()
 
     def number(self, name: str, *, least: float = 0) -> float | None:
         """Return a number, ``None`` if the field is empty; raises ``ConfigError`` if it is not a number."""
@@ -84,12 +85,15 @@ class Sent(NamedTuple):
         return None if number is None else int(number)
 
 
-class Deed(NamedTuple):
-    """An action: the path of its form, its name in :data:`bulltask.dashboard.access.ACTIONS`, and its function."""
+Handler = Callable[[SentForm], str | Outcome]
+
+
+class Endpoint(NamedTuple):
+    """Where a form is sent: its path, its action in :data:`bulltask.dashboard.access.ACTIONS`, and what executes it."""
 
     path: str
-    name: str
-    do: Callable[[Sent], str | Done]
+    action: str
+    handle: Handler
 
 
 def path(text: str) -> str:
@@ -106,23 +110,23 @@ def param(request: Request, name: str) -> str:
 # ---- queues ----
 
 
-def _pause(sent: Sent) -> str:
-    name = sent.param("queue")
-    sent.pages.app.queue(name).pause(by=f"{sent.user.name}, by the dashboard")
+def _pause(form: SentForm) -> str:
+    name = form.param("queue")
+    form.pages.app.queue(name).pause(by=f"{form.user.name}, by the dashboard")
     return f"Queue {name} is paused."
 
 
-def _resume(sent: Sent) -> str:
-    name = sent.param("queue")
-    sent.pages.app.queue(name).resume()
+def _resume(form: SentForm) -> str:
+    name = form.param("queue")
+    form.pages.app.queue(name).resume()
     return f"Queue {name} runs again."
 
 
-def _limit(sent: Sent) -> str:
+def _limit(form: SentForm) -> str:
     """Set or remove the global concurrency and the global rate limit."""
-    name = sent.param("queue")
-    queue = sent.pages.app.queue(name)
-    concurrency, max_jobs, seconds = sent.whole("concurrency"), sent.whole("jobs"), sent.number("seconds", least=0.001)
+    name = form.param("queue")
+    queue = form.pages.app.queue(name)
+    concurrency, max_jobs, seconds = form.whole("concurrency"), form.whole("jobs"), form.number("seconds", least=0.001)
     if (max_jobs is None) != (seconds is None):
         raise ConfigError("a rate limit needs both its number of jobs and its seconds; leave both empty for none")
     if concurrency is None:
@@ -139,85 +143,85 @@ def _limit(sent: Sent) -> str:
     return f"Queue {name} runs {active}, with {rate}."
 
 
-def _end_limit(sent: Sent) -> str:
-    name = sent.param("queue")
-    was_limited = sent.pages.app.queue(name).remove_rate_limit_key()
+def _end_limit(form: SentForm) -> str:
+    name = form.param("queue")
+    was_limited = form.pages.app.queue(name).remove_rate_limit_key()
     return f"The rate limit that was reached in queue {name} {'is over' if was_limited else 'was over already'}."
 
 
 # ---- jobs ----
 
 
-def _job(sent: Sent) -> Job:
-    queue, job_id = sent.param("queue"), sent.param("job_id")
-    job = sent.pages.app.queue(queue).get_job(job_id)
+def _job(form: SentForm) -> Job:
+    queue, job_id = form.param("queue"), form.param("job_id")
+    job = form.pages.app.queue(queue).get_job(job_id)
     if job is None:
         raise NotFound(f"Queue {queue} has no job {job_id}: it was removed, or never added.")
     return job
 
 
-def _retry(sent: Sent) -> str:
-    job = _job(sent)
+def _retry(form: SentForm) -> str:
+    job = _job(form)
     job.retry("completed" if job.is_completed() else "failed")
     return f"Job {job.id} waits again."
 
 
-def _promote(sent: Sent) -> str:
-    job = _job(sent)
+def _promote(form: SentForm) -> str:
+    job = _job(form)
     job.promote()
     return f"Job {job.id} waits for a worker."
 
 
-def _remove(sent: Sent) -> str:
-    job = _job(sent)
+def _remove(form: SentForm) -> str:
+    job = _job(form)
     job.remove()
     return f"Job {job.id} is removed."
 
 
-def _revoke(sent: Sent) -> str:
-    queue, job_id = sent.param("queue"), sent.param("job_id")
-    return f"Job {job_id}: {sent.pages.app.queue(queue).revoke(job_id, terminate=True)}."
+def _revoke(form: SentForm) -> str:
+    queue, job_id = form.param("queue"), form.param("job_id")
+    return f"Job {job_id}: {form.pages.app.queue(queue).revoke(job_id, terminate=True)}."
 
 
 # ---- many jobs ----
 
 
-def _count(action: str) -> Callable[[Sent], str | Done]:
+def _count(action: str) -> Handler:
     """Count the jobs that a change would change, and ask."""
 
-    def act(sent: Sent) -> Done:
-        wanted, age_h = Filter.of(sent.form), sent.number("older_than_h")
+    def act(form: SentForm) -> Outcome:
+        wanted, age_h = Filter.of(form.fields), form.number("older_than_h")
         older_than = None if age_h is None else age_h * 3_600
-        queue, user = sent.param("queue"), sent.user.name
-        change = sent.pages.changes.count(queue, action, wanted, older_than=older_than, user=user)
+        queue, user = form.param("queue"), form.user.name
+        change = form.pages.changes.count(queue, action, wanted, older_than=older_than, user=user)
         change.wait(_COUNTED_AT_ONCE_S)
-        return Done(f"counts the jobs to {action}: {wanted}", f"/changes/{change.id}", is_told=False)
+        return Outcome(f"counts the jobs to {action}: {wanted}", f"/changes/{change.id}", is_shown=False)
 
     return act
 
 
-def _run_change(action: str) -> Callable[[Sent], str | Done]:
-    def act(sent: Sent) -> Done:
-        change = _change(sent)
+def _run_change(action: str) -> Handler:
+    def act(form: SentForm) -> Outcome:
+        change = _change(form)
         if change.action != action:
             raise NotFound("There is no such change.")
-        sent.pages.changes.run(change)
+        form.pages.changes.run(change)
         change.wait(_COUNTED_AT_ONCE_S)
         outcome = f"{action} {change.matched:,} jobs of queue {change.queue}: {change.wanted}"
-        return Done(outcome, f"/changes/{change.id}", is_told=False)
+        return Outcome(outcome, f"/changes/{change.id}", is_shown=False)
 
     return act
 
 
-def _stop_change(sent: Sent) -> Done:
-    change = _change(sent)
+def _stop_change(form: SentForm) -> Outcome:
+    change = _change(form)
     change.stop()
     change.wait(_COUNTED_AT_ONCE_S)
-    return Done(f"The change of queue {change.queue} is stopped.", f"/changes/{change.id}")
+    return Outcome(f"The change of queue {change.queue} is stopped.", f"/changes/{change.id}")
 
 
-def _change(sent: Sent) -> Change:
-    change = sent.pages.changes.get(sent.param("change"))
+def _change(form: SentForm) -> Change:
+    change = form.pages.changes.get(form.param("change"))
     if change is None:
         raise NotFound("There is no such change: it was long ago, or the dashboard was restarted.")
     return change
@@ -226,21 +230,21 @@ def _change(sent: Sent) -> Change:
 # ---- schedules ----
 
 
-def _run_schedule(sent: Sent) -> Done:
-    queue, scheduler_id = sent.param("queue"), sent.param("scheduler")
-    job = sent.pages.app.queue(queue).schedulers.run_now(scheduler_id)
+def _run_schedule(form: SentForm) -> Outcome:
+    queue, scheduler_id = form.param("queue"), form.param("scheduler")
+    job = form.pages.app.queue(queue).schedulers.run_now(scheduler_id)
     if job is None:
         raise NotFound(f"Queue {queue} has no schedule {scheduler_id}.")
-    return Done(f"Schedule {scheduler_id} has added this job.", f"/queues/{path(queue)}/jobs/{path(job.id)}")
+    return Outcome(f"Schedule {scheduler_id} has added this job.", f"/queues/{path(queue)}/jobs/{path(job.id)}")
 
 
-def _remove_schedule(sent: Sent) -> Done:
-    queue, scheduler_id = sent.param("queue"), sent.param("scheduler")
-    if not sent.text("sure"):
+def _remove_schedule(form: SentForm) -> Outcome:
+    queue, scheduler_id = form.param("queue"), form.param("scheduler")
+    if not form.text("sure"):
         raise ConfigError("tick the box to remove the schedule")
-    if not sent.pages.app.queue(queue).schedulers.remove(scheduler_id):
+    if not form.pages.app.queue(queue).schedulers.remove(scheduler_id):
         raise NotFound(f"Queue {queue} has no schedule {scheduler_id}.")
-    return Done(f"Schedule {scheduler_id} of queue {queue} is removed.", "/schedules")
+    return Outcome(f"Schedule {scheduler_id} of queue {queue} is removed.", "/schedules")
 
 
 # ---- workers ----
@@ -254,26 +258,26 @@ _ORDERS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
 _ORDER_TIMEOUT_S: Final = 2.0
 
 
-def _control(sent: Sent) -> str:
+def _control(form: SentForm) -> str:
     """Give an order to one worker, or to all."""
-    order, worker = sent.text("order"), sent.text("worker")
-    if worker and worker not in sent.pages.fleet()[0].states:
+    order, worker = form.text("order"), form.text("worker")
+    if worker and worker not in form.pages.fleet()[0].states:
         raise NotFound(f"There is no worker {worker}: it has stopped.")
     if order in _ORDERS:
         name, arguments = _ORDERS[order]
     elif order in {"grow", "shrink"}:
-        name, arguments = f"pool_{order}", {"n": sent.whole("n") or 1}
-    elif order == "log_level" and sent.text("level") in LOG_LEVELS:
-        name, arguments = order, {"level": sent.text("level")}
+        name, arguments = f"pool_{order}", {"n": form.whole("n") or 1}
+    elif order == "log_level" and form.text("level") in LOG_LEVELS:
+        name, arguments = order, {"level": form.text("level")}
     else:
         raise ConfigError(f"there is no order {order!r:.100}")
-    if order == "shutdown" and not sent.text("sure"):
+    if order == "shutdown" and not form.text("sure"):
         raise ConfigError("tick the box to stop the worker")
-    control = sent.pages.app.control
-    return _said(control.order(name, arguments, destination=[worker] if worker else None, timeout=_ORDER_TIMEOUT_S))
+    control = form.pages.app.control
+    return _summary(control.order(name, arguments, destination=[worker] if worker else None, timeout=_ORDER_TIMEOUT_S))
 
 
-def _said(answers: Answers) -> str:
+def _summary(answers: Answers) -> str:
     said = [f"{worker}: {value}." for worker, value in sorted(answers.replies.items())]
     said += [f"{worker}: error: {error}." for worker, error in sorted(answers.errors.items())]
     said += [f"{worker}: no answer; the order was withdrawn." for worker in answers.withdrawn]
@@ -285,34 +289,34 @@ def _said(answers: Answers) -> str:
 # ---- running a task ----
 
 
-def _run_task(sent: Sent) -> Done:
-    name = sent.text("task") if "task" not in sent.request.path_params else sent.param("task")
-    task = sent.pages.app.tasks.get(name)
+def _run_task(form: SentForm) -> Outcome:
+    name = form.text("task") if "task" not in form.request.path_params else form.param("task")
+    task = form.pages.app.tasks.get(name)
     if not name:
         raise Invalid({"task": "this is needed"})
-    call = _plain_arguments(sent) if task is None else task_form(sent.pages.app, task).arguments(sent.form)
+    call = _plain_arguments(form) if task is None else task_form(form.pages.app, task).arguments(form.fields)
     options: dict[str, Any] = {}
     errors: dict[str, str] = {}
-    for option, read in (("countdown", sent.number), ("priority", lambda key: sent.whole(key, least=0))):
+    for option, read in (("countdown", form.number), ("priority", lambda key: form.whole(key, least=0))):
         try:
             options[option] = read(option)
         except ConfigError as exc:
             errors[option] = str(exc)
     if errors:
         raise Invalid(errors)
-    options |= {"queue": sent.text("queue") or None, "job_id": sent.text("job_id") or None}
+    options |= {"queue": form.text("queue") or None, "job_id": form.text("job_id") or None}
     given: Any = {option: value for option, value in options.items() if value is not None}
     try:
-        job = sent.pages.app.send_task(name, call.args, call.kwargs, **given)
+        job = form.pages.app.send_task(name, call.args, call.kwargs, **given)
     except (BulltaskError, TypeError) as exc:
         raise Invalid({"": str(exc)}) from exc
-    return Done(f"Job {job.id} was added.", f"/queues/{path(job.queue)}/jobs/{path(job.id)}")
+    return Outcome(f"Job {job.id} was added.", f"/queues/{path(job.queue)}/jobs/{path(job.id)}")
 
 
-def _plain_arguments(sent: Sent) -> Arguments:
+def _plain_arguments(form: SentForm) -> Arguments:
     """Return the arguments for a task that this app does not have."""
     try:
-        data = json.loads(sent.text("data") or "{}")
+        data = json.loads(form.text("data") or "{}")
     except (ValueError, RecursionError) as exc:
         raise Invalid({"data": f"type JSON ({exc})"}) from exc
     if not isinstance(data, dict | list):
@@ -326,23 +330,21 @@ def form_of(pages: Pages, name: str) -> TaskForm | None:
     return None if task is None else task_form(pages.app, task)
 
 
-_MANY: Final = ("retry", "promote", "revoke", "remove")
-
-DEEDS: Final = (
-    Deed("/queues/{queue}/pause", "pause", _pause),
-    Deed("/queues/{queue}/resume", "resume", _resume),
-    Deed("/queues/{queue}/limit", "limit", _limit),
-    Deed("/queues/{queue}/end-limit", "limit", _end_limit),
-    Deed("/queues/{queue}/retry/{job_id}", "retry", _retry),
-    Deed("/queues/{queue}/promote/{job_id}", "promote", _promote),
-    Deed("/queues/{queue}/revoke/{job_id}", "revoke", _revoke),
-    Deed("/queues/{queue}/remove/{job_id}", "remove", _remove),
-    *(Deed(f"/queues/{{queue}}/changes/{one}", one, _count(one)) for one in _MANY),
-    *(Deed(f"/changes/{{change}}/{one}", one, _run_change(one)) for one in _MANY),
-    Deed("/changes/{change}/stop", "stop", _stop_change),
-    Deed("/queues/{queue}/schedules/{scheduler}/run", "run", _run_schedule),
-    Deed("/queues/{queue}/schedules/{scheduler}/remove", "remove", _remove_schedule),
-    Deed("/workers/control", "control", _control),
-    Deed("/run", "run", _run_task),
-    Deed("/run/{task}", "run", _run_task),
+ENDPOINTS: Final = (
+    Endpoint("/queues/{queue}/pause", "pause", _pause),
+    Endpoint("/queues/{queue}/resume", "resume", _resume),
+    Endpoint("/queues/{queue}/limit", "limit", _limit),
+    Endpoint("/queues/{queue}/end-limit", "limit", _end_limit),
+    Endpoint("/queues/{queue}/retry/{job_id}", "retry", _retry),
+    Endpoint("/queues/{queue}/promote/{job_id}", "promote", _promote),
+    Endpoint("/queues/{queue}/revoke/{job_id}", "revoke", _revoke),
+    Endpoint("/queues/{queue}/remove/{job_id}", "remove", _remove),
+    *(Endpoint(f"/queues/{{queue}}/changes/{one}", one, _count(one)) for one in Action),
+    *(Endpoint(f"/changes/{{change}}/{one}", one, _run_change(one)) for one in Action),
+    Endpoint("/changes/{change}/stop", "stop", _stop_change),
+    Endpoint("/queues/{queue}/schedules/{scheduler}/run", "run", _run_schedule),
+    Endpoint("/queues/{queue}/schedules/{scheduler}/remove", "remove", _remove_schedule),
+    Endpoint("/workers/control", "control", _control),
+    Endpoint("/run", "run", _run_task),
+    Endpoint("/run/{task}", "run", _run_task),
 )

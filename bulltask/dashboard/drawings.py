@@ -16,9 +16,19 @@ from typing import Final, Generic, TypeVar
 
 from markupsafe import Markup, escape
 
-__all__ = ["Box", "Line", "Place", "arrange", "bar", "chart", "graph", "place_in_layers", "sparkline"]
+__all__ = ["Box", "Line", "Place", "arrange", "bar", "chart", "graph", "moment", "place_in_layers", "sparkline"]
 
 N = TypeVar("N")
+
+
+def moment(time: float | datetime) -> Markup:
+    """Return a time, which the browser shows in the reader's zone, with UTC in its title; a number is in milliseconds.
+
+    Raises ``ValueError`` or ``OverflowError`` if it is too far away.
+    """
+    utc = time.astimezone(UTC) if isinstance(time, datetime) else datetime.fromtimestamp(time / 1000, UTC)
+    text = f"{utc:%Y-%m-%d %H:%M:%S}"
+    return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(utc.isoformat(), text, text)
 
 
 # ---- lines and charts ----
@@ -171,7 +181,7 @@ def _legend(lines: Sequence[Line]) -> Markup:
 def _values(times_ms: Sequence[float], lines: Sequence[Line], title: str, unit: str) -> Markup:
     heads = Markup("").join(Markup('<th scope="col" class="n">{}</th>').format(line.name) for line in lines)
     rows = Markup("").join(
-        Markup('<tr><th scope="row">{}</th>{}</tr>').format(_time(times_ms[at]), _cells(lines, at, unit))
+        Markup('<tr><th scope="row">{}</th>{}</tr>').format(moment(times_ms[at]), _cells(lines, at, unit))
         for at in reversed(range(len(times_ms)))
     )
     return Markup(
@@ -182,12 +192,6 @@ def _values(times_ms: Sequence[float], lines: Sequence[Line], title: str, unit: 
 
 def _cells(lines: Sequence[Line], at: int, unit: str) -> Markup:
     return Markup("").join(Markup('<td class="n">{}</td>').format(_with_unit(line.values[at], unit)) for line in lines)
-
-
-def _time(ms: float) -> Markup:
-    utc = datetime.fromtimestamp(ms / 1000, UTC)
-    text = f"{utc:%Y-%m-%d %H:%M:%S}"
-    return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(utc.isoformat(), text, text)
 
 
 def _ticks(top: float, unit: str) -> list[float]:

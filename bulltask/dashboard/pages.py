@@ -1,16 +1,16 @@
 """What each page of the dashboard shows, read from Redis; nothing here knows of HTTP or HTML.
 
 The answers are those of the commands (``bulltask queues``, ``why``, ``jobs``, ``failures``, ``workers``, ``schedule``):
-both call the same functions of :mod:`bulltask.queue`. What may not be read is ``None``, never nothing.
+both call the same functions of :mod:`bulltask.queue`. What may not be read is ``None``, never an empty list or 0.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -22,7 +22,7 @@ from bulltask.jobs.clock import mono_s, zone_of
 from bulltask.jobs.errors import BrokerAuthError, BulltaskError, ConfigError, InvalidNameError
 from bulltask.jobs.names import address_of, name_in_app
 from bulltask.jobs.payloads import describe, is_envelope
-from bulltask.jobs.schedules import Scheduler
+from bulltask.jobs.schedules import Repeat, Scheduler
 from bulltask.queue import FoundJob, FoundJobs, Job
 from bulltask.queue.flows import Workflow, read_workflow
 from bulltask.queue.overview import Fleet, QueueOverview, find_queues, read_fleet, read_overview
@@ -190,7 +190,7 @@ class Overview:
 
     Attributes:
         queues: The queues, by name.
-        history: Samples of the last hour or two, as far as somebody has looked at the dashboard.
+        history: Samples of the last hour or two, as far as the dashboard was open.
         scanned_all: Whether all keys were scanned for queues that only Node.js uses.
         now_ms: The server's time.
         server: The URL of Redis, without its password.
@@ -351,7 +351,8 @@ class Pages:
     """
 
     def __init__(self, app: App, lake: str | Path | None = None) -> None:
-        self.app = self._app = app
+        self.app = app
+        self._app = app
         self.changes = Changes(app)
         self.has_history = lake is not None
         self._lake = lake
@@ -399,7 +400,8 @@ class Pages:
         with app._broker.pool.client() as client:
             client.connect()
             is_due = mono_s() >= self._scan_at_s
-            known = {app._broker.keys(name).name for name in self._named()} | self._scanned
+            named = {*app.tasks.queues, *(app._config.queues or ())}
+            known = {app._broker.keys(name).name for name in named} | self._scanned
             found = find_queues(client, app._config.prefix, known, scan=is_due)
             if is_due:
                 self._scanned = set(found.names)
@@ -411,13 +413,6 @@ class Pages:
         samples = {name: _sample(its) for name, its in figures.items() if not isinstance(its, BulltaskError)}
         self._history.add(now_ms, samples)
         return Overview(overview, self._history.moments, self._scanned_all, now_ms, app._broker.endpoint.safe_url)
-
-    def _named(self) -> Iterator[str]:
-        """Yield the queues that the app names."""
-        for task in self._app.tasks.values():
-            if task._options.queue:
-                yield task._options.queue
-        yield from self._app._config.queues or ()
 
     def _keys(self, name: str) -> QueueKeys:
         config = self._app._config
@@ -435,7 +430,7 @@ class Pages:
         moments: list[Moment] = []
         for moment in overview.history:
             if moments and moment[0] - moments[-1][0] > _UNSEEN_MS:
-                moments.append((moments[-1][0] + 1, {}))  # a line would say what nobody has seen
+                moments.append((moments[-1][0] + 1, {}))  # no line through a time in which nothing was read
             moments.append(moment)
 
         def lines(
@@ -643,24 +638,11 @@ class Pages:
 
     def _next_times(self, item: Scheduler) -> Sequence[int]:
         """Return the next times of a schedule, as far as its rule can be read."""
-        times, rule = [item.next_ms], item.rule
+        times, zone = [item.next_ms], zone_of(self._app._config.timezone)
         left = _NEXT_TIMES if item.limit is None else min(_NEXT_TIMES, item.limit - item.iterations + 1)
-        try:
-            while len(times) < left:
-                if rule.every_ms is not None:
-                    following: int | None = times[-1] + rule.every_ms
-                    if rule.end_ms is not None and times[-1] + rule.every_ms > rule.end_ms:
-                        break
-                    following = (
-                        None if rule.end_ms is not None and times[-1] + rule.every_ms > rule.end_ms else following
-                    )
-                else:
-                    following = rule.next_ms(times[-1], zone_of(self._app._config.timezone))
-                if following is None:
-                    break
+        with suppress(*SCHEDULING_ERRORS):  # another client has written a malformed rule
+            while len(times) < left and (following := _following(item.rule, times[-1], zone)) is not None:
                 times.append(following)
-        except SCHEDULING_ERRORS:
-            pass  # malformed
         return times
 
     # ---- the lake ----
@@ -732,6 +714,15 @@ class Pages:
         config = self._app._config
         _, name, job_id = address_of(job.parent_key, config.prefix)
         return name_in_app(name, hash_tag=config.queue_hash_tag), job_id
+
+
+def _following(rule: Repeat, after_ms: int, zone: tzinfo) -> int | None:
+    """Return the time of a rule after another of its times; ``None`` if there is none."""
+    if rule.pattern is not None:
+        return rule.next_ms(after_ms, zone)
+    if rule.every_ms is None or (rule.end_ms is not None and after_ms + rule.every_ms > rule.end_ms):
+        return None
+    return after_ms + rule.every_ms
 
 
 # ---- the timeline of a job ----

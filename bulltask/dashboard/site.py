@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
@@ -48,8 +48,8 @@ from bulltask.dashboard.access import (
     User,
     client_address,
 )
-from bulltask.dashboard.actions import DEEDS, Deed, Done, NotFound, Sent, form_of, param, path
-from bulltask.dashboard.drawings import SIGNS, Box, Line, bar, chart, graph, sparkline
+from bulltask.dashboard.actions import ENDPOINTS, Endpoint, NotFound, Outcome, SentForm, form_of, param, path
+from bulltask.dashboard.drawings import SIGNS, Box, Line, bar, chart, graph, moment, sparkline
 from bulltask.dashboard.forms import Invalid
 from bulltask.dashboard.pages import PER_PAGE, STATES, Charts, Filter, Pages, Past
 from bulltask.jobs.clock import timeout
@@ -57,7 +57,7 @@ from bulltask.jobs.errors import BulltaskError, ConfigError, InvalidNameError
 from bulltask.jobs.names import FAN_OUT
 from bulltask.jobs.payloads import describe, is_envelope
 from bulltask.jobs.schedules import Scheduler
-from bulltask.lake.formatting import CONTROL, one_line
+from bulltask.lake.formatting import ABSENT, CONTROL, Unit, age_text, format_value, one_line
 from bulltask.queue.flows import WorkflowJob
 from bulltask.queue.search import actions_in
 
@@ -116,7 +116,7 @@ class Dashboard:
                     Route("/logout", self._logout, methods=["POST"], name="logout"),
                     Mount("/static", StaticFiles(directory=str(files("bulltask.dashboard") / "static")), name="static"),
                     *(Route(page.path, self._page(page), name=page.template) for page in _PAGES),
-                    *(Route(deed.path, self._action(deed), methods=["POST"]) for deed in DEEDS),
+                    *(Route(endpoint.path, self._action(endpoint), methods=["POST"]) for endpoint in ENDPOINTS),
                 ],
                 exception_handlers={404: self._not_found},
             )
@@ -127,7 +127,9 @@ class Dashboard:
         if scope["type"] == "http":
             scope = self._access.as_sent(scope, self._path)
             if not self._access.is_own_host(HTTPConnection(scope)):
-                await PlainTextResponse("The dashboard has another name.", 421)(scope, receive, send)
+                await PlainTextResponse("Misdirected request: the dashboard has another host name.", 421)(
+                    scope, receive, send
+                )
                 return
         await self._asgi(scope, receive, send)
 
@@ -251,7 +253,7 @@ class Dashboard:
             return self._page_without_data(request, None, "login.html", 429, error)
         if user is None:
             await self._record(request, None, "login", "wrong token or password", refused=True)
-            return self._page_without_data(request, None, "login.html", 401, "This is not the token or password.")
+            return self._page_without_data(request, None, "login.html", 401, "Wrong token or password.")
         await self._record(request, user, "login", "logged in")
         response = RedirectResponse(f"{_root(request)}{_own_path(request.query_params.get('next', '/'))}", 303)
         response.set_cookie(
@@ -293,53 +295,53 @@ class Dashboard:
 
     # ---- actions ----
 
-    def _action(self, deed: Deed) -> Callable[[Request], Awaitable[Response]]:
+    def _action(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
         async def serve(request: Request) -> Response:
             user = self._access.user(request)
             if user is None:
                 return self._to_login(request)
-            name, form = deed.name, await _form(request, MAX_FORM)
-            if not self._access.is_own_form(request, user, str(form.get("form_token", ""))):
-                await self._record(request, user, name, _FORGED, refused=True)
+            action, fields = endpoint.action, await _form(request, MAX_FORM)
+            if not self._access.is_own_form(request, user, str(fields.get("form_token", ""))):
+                await self._record(request, user, action, _FORGED, refused=True)
                 return self._error(request, user, _FORGED)
-            if not self._access.may(user, name):
-                refusal = self._refusal(name)
-                await self._record(request, user, name, refusal, refused=True)
+            if not self._access.may(user, action):
+                refusal = self._refusal(action)
+                await self._record(request, user, action, refusal, refused=True)
                 return self._error(request, user, refusal)
-            return await self._do(deed, Sent(self._pages, user, request, form))
+            return await self._execute(endpoint, SentForm(self._pages, user, request, fields))
 
         return serve
 
-    async def _do(self, deed: Deed, sent: Sent) -> Response:
+    async def _execute(self, endpoint: Endpoint, form: SentForm) -> Response:
         """Do what a form asks for, record it, and show the next page."""
-        request, user = sent.request, sent.user
+        request, user, action = form.request, form.user, endpoint.action
         try:
-            done = await run_in_threadpool(deed.do, sent)
+            outcome = await run_in_threadpool(endpoint.handle, form)
         except Invalid as exc:
-            await self._record(request, user, deed.name, str(exc), refused=True)
-            return await self._again(deed, sent, exc)
+            await self._record(request, user, action, str(exc), refused=True)
+            return await self._again(endpoint, form, exc)
         except (NotFound, InvalidNameError) as exc:
-            await self._record(request, user, deed.name, str(exc), refused=True)
+            await self._record(request, user, action, str(exc), refused=True)
             return self._error(request, user, str(exc), 404)
         except BulltaskError as exc:
-            done = f"Error: {exc}"
+            outcome = f"Error: {exc}"
         except Exception as exc:
-            await self._record(request, user, deed.name, f"failed with {type(exc).__name__}; the server's log says why")
+            await self._record(request, user, action, f"failed with {type(exc).__name__}; the server's log says why")
             raise
-        done = Done(done) if isinstance(done, str) else done
-        await self._record(request, user, deed.name, done.outcome)
+        outcome = Outcome(outcome) if isinstance(outcome, str) else outcome
+        await self._record(request, user, action, outcome.text)
         self._pages.forget()
-        after = _own_path(str(sent.form.get("back", "/"))) if done.path is None else done.path
-        if done.is_told:
-            told = {"notice": done.outcome, "seal": self._access.seal(user, done.outcome)}
-            after += f"{'&' if '?' in after else '?'}{urlencode(told, errors='replace')}"
+        after = _own_path(str(form.fields.get("back", "/"))) if outcome.path is None else outcome.path
+        if outcome.is_shown:
+            notice = {"notice": outcome.text, "seal": self._access.seal(user, outcome.text)}
+            after += f"{'&' if '?' in after else '?'}{urlencode(notice, errors='replace')}"
         return RedirectResponse(f"{_root(request)}{after}", 303)
 
-    async def _again(self, deed: Deed, sent: Sent, invalid: Invalid) -> Response:
+    async def _again(self, endpoint: Endpoint, form: SentForm, invalid: Invalid) -> Response:
         """Show the page with a form again, with what was typed into it, and why it was not accepted."""
-        page = next(page for page in _PAGES if page.path == deed.path)
-        typed = {"form": dict(sent.form), "errors": invalid.errors, "is_live": False}
-        _, html = await run_in_threadpool(self._render, page, sent.request, sent.user, whole=True, typed=typed)
+        page = next(page for page in _PAGES if page.path == endpoint.path)
+        typed = {"form": dict(form.fields), "errors": invalid.errors, "is_live": False}
+        _, html = await run_in_threadpool(self._render, page, form.request, form.user, whole=True, typed=typed)
         return HTMLResponse(html, 422)
 
     def _refusal(self, action: str) -> str:
@@ -512,7 +514,7 @@ def _job(pages: Pages, request: Request) -> Mapping[str, Any]:
     found = pages.job(queue, job_id)
     if found is None:
         raise NotFound(f"Queue {queue} has no job {job_id}: it was removed, or never added.")
-    return {"found": found, "job": found.job, "signs": SIGNS}
+    return {"found": found, "job": found.job, "possible": actions_in(found.state), "signs": SIGNS}
 
 
 def _workflow(pages: Pages, request: Request) -> Mapping[str, Any]:
@@ -634,8 +636,8 @@ def _environment() -> Environment:
     templates.filters |= {
         "moment": _moment,
         "age": _age,
-        "duration": _duration,
-        "seconds": lambda seconds: _age(None if seconds is None else seconds * 1000),
+        "duration": lambda ms: format_value(ms, Unit.MS),
+        "seconds": lambda seconds: format_value(seconds, Unit.SECONDS),
         "number": _number,
         "path": path,
         "plain": _plain,
@@ -646,35 +648,18 @@ def _environment() -> Environment:
     return templates
 
 
-_ABSENT: Final = "\N{EN DASH}"
-
-
 def _moment(time: int | datetime | None) -> Markup:
-    """Return a time, which the browser shows in the reader's zone, with UTC in its title."""
+    """Return a time as :func:`moment` does, if there is one."""
     if not time:
-        return escape(_ABSENT)
+        return escape(ABSENT)
     try:
-        utc = time.astimezone(UTC) if isinstance(time, datetime) else datetime.fromtimestamp(time / 1000, UTC)
+        return moment(time)
     except (OverflowError, ValueError, OSError):  # a hash may contain any value
         return Markup("?")
-    text = f"{utc:%Y-%m-%d %H:%M:%S}"
-    return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(utc.isoformat(), text, text)
 
 
 def _age(ms: float | None) -> str:
-    """Return ``4.2 s``, ``12 min``, ``3.5 h`` or ``2 d``."""
-    if ms is None:
-        return _ABSENT
-    seconds = max(0.0, ms / 1000)
-    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f}".removesuffix(".0") + f" {unit}"
-    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-
-
-def _duration(ms: float) -> str:
-    """Return ``12 ms``, or what :func:`_age` does."""
-    return f"{ms:.0f} ms" if ms < 1000 else _age(ms)
+    return ABSENT if ms is None else age_text(ms / 1000)
 
 
 def _number(value: float) -> str:
@@ -688,5 +673,5 @@ def _plain(value: object) -> str:
 
 def _rule(item: Scheduler) -> str:
     if item.every_ms is not None:
-        return f"every {_age(item.every_ms)}".replace(".0 ", " ")
+        return f"every {format_value(item.every_ms, Unit.MS)}"
     return f"{item.pattern or '?'}{f' ({item.tz})' if item.tz else ''}"

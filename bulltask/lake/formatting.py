@@ -12,7 +12,17 @@ from typing import Any, Final
 
 from bulltask.jobs.names import UNSEEN
 
-__all__ = ["CONTROL", "Unit", "format_value", "json_text", "one_line", "pluralize", "shorten", "significant"]
+__all__ = [
+    "CONTROL",
+    "Unit",
+    "age_text",
+    "format_value",
+    "json_text",
+    "one_line",
+    "pluralize",
+    "shorten",
+    "significant",
+]
 
 ABSENT: Final = "\N{EN DASH}"
 
@@ -55,6 +65,16 @@ def json_text(value: Any) -> str:
     """Return indented JSON in which the control characters that JSON allows, but a terminal interprets, are escaped."""
     lines = json.dumps(value, indent=2, ensure_ascii=False).split("\n")
     return "\n".join(CONTROL.sub(lambda match: json.dumps(match[0])[1:-1], line) for line in lines)
+
+
+def age_text(seconds: float) -> str:
+    """Return a duration in at most 7 characters: ``0.1 s``, ``12 s``, ``2.5 h``."""
+    size, unit = next(((size, unit) for size, unit in _AGES if seconds >= 2 * size), (1, "s"))
+    value = max(0, seconds / size)
+    return f"{value:.{value < 9.95:d}f} {unit}"
+
+
+_AGES: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
 def shorten(name: str) -> str:

@@ -153,11 +153,11 @@ class Check:
     meaning: str
 
 
-_Told = tuple[Reason, Severity | None, Fix | None]
+_Symptom = tuple[Reason, Severity | None, Fix | None]
 """What a check yields; a severity other than the check's, if it has one."""
 
 
-def _told(  # noqa: PLR0913 - each is a part of what is told
+def _symptom(  # noqa: PLR0913 - each is a part of the finding
     code: str,
     sentence: str,
     evidence: Mapping[str, Any],
@@ -166,7 +166,7 @@ def _told(  # noqa: PLR0913 - each is a part of what is told
     certainty: Certainty = "proved",
     severity: Severity | None = None,
     fix: Fix | None = None,
-) -> _Told:
+) -> _Symptom:
     reason = Reason(code=code, sentence=sentence, evidence=evidence, command=command_line, certainty=certainty)
     return reason, severity, fix
 
@@ -188,7 +188,7 @@ class _Server:
     denied: Sequence[Mapping[str, str]] | None = None
 
     def read(self, refuse: Callable[[str, BulltaskError], None]) -> None:
-        """Read everything; ``refuse`` is told what may not be read."""
+        """Read everything; ``refuse`` is called with what may not be read."""
         begun_ms = wall_ms()
         self.now_ms = int(self.client.run(TIME))
         self.machine_ahead_ms = (begun_ms + wall_ms()) // 2 - self.now_ms
@@ -245,7 +245,7 @@ def _denials(reply: Any) -> list[dict[str, str]]:
     return [{text(name): text(value) for name, value in zip(it[::2], it[1::2], strict=False)} for it in reply]
 
 
-def _eviction(it: _Server) -> Iterator[_Told]:
+def _eviction(it: _Server) -> Iterator[_Symptom]:
     evicting = [node for node in it.nodes if node.get("maxmemory_policy", "noeviction") != "noeviction"]
     if not evicting:
         return
@@ -260,7 +260,7 @@ def _eviction(it: _Server) -> Iterator[_Told]:
 
     what = f"Redis at {it.url} deletes keys when it is full, also jobs: maxmemory-policy is {policy}"
     what += f", and it has deleted {evicted:,}" if evicted else ""
-    yield _told(
+    yield _symptom(
         "eviction",
         what if limit else f"{what}. There is no limit now (maxmemory is 0)",
         {"maxmemory_policy": policy, "maxmemory": limit, "evicted_keys": evicted},
@@ -270,10 +270,10 @@ def _eviction(it: _Server) -> Iterator[_Told]:
     )
 
 
-def _persistence(it: _Server) -> Iterator[_Told]:
+def _persistence(it: _Server) -> Iterator[_Symptom]:
     for index, node in enumerate(it.nodes):
         if node.get("aof_enabled") == "1" and node.get("aof_last_write_status", "ok") != "ok":
-            yield _told(
+            yield _symptom(
                 "no-persistence",
                 f"Redis at {it.url} cannot write its append-only file: look at its log, and at the free space",
                 {"aof_last_write_status": node["aof_last_write_status"]},
@@ -281,7 +281,7 @@ def _persistence(it: _Server) -> Iterator[_Told]:
                 severity="broken",
             )
         if node.get("aof_enabled") == "0" and it.saves is not None and not it.saves[index].strip():
-            yield _told(
+            yield _symptom(
                 "no-persistence",
                 f"Redis at {it.url} stores nothing on disk: a restart loses all jobs, schedules and results",
                 {"aof_enabled": 0, "save": ""},
@@ -290,21 +290,21 @@ def _persistence(it: _Server) -> Iterator[_Told]:
             return
 
 
-def _version(it: _Server) -> Iterator[_Told]:
+def _version(it: _Server) -> Iterator[_Symptom]:
     for node in it.nodes:
         version = node.get("redis_version", "")
         numbers = tuple(int(part) for part in version.split(".") if part.isdecimal())
         if numbers and numbers < MIN_REDIS_VERSION:
             needed = ".".join(map(str, MIN_REDIS_VERSION))
             sentence = f"Redis at {it.url} is {version}, and bulltask needs {needed} or newer: upgrade it"
-            yield _told("old-redis", sentence, {"redis_version": version, "needed": needed}, "redis-cli INFO server")
+            yield _symptom("old-redis", sentence, {"redis_version": version, "needed": needed}, "redis-cli INFO server")
             return
 
 
-def _clocks(it: _Server) -> Iterator[_Told]:
+def _clocks(it: _Server) -> Iterator[_Symptom]:
     ahead_ms = it.machine_ahead_ms
     if abs(ahead_ms) > _CLOCK_MS:
-        yield _told(
+        yield _symptom(
             "clocks-apart",
             f"This machine's clock is {abs(ahead_ms) / 1000:,.1f} s {'ahead of' if ahead_ms > 0 else 'behind'} that of "
             f"Redis at {it.url}: senders in Node.js count delays by their machine's, workers by Redis'",
@@ -313,14 +313,14 @@ def _clocks(it: _Server) -> Iterator[_Told]:
         )
 
 
-def _memory(it: _Server) -> Iterator[_Told]:
+def _memory(it: _Server) -> Iterator[_Symptom]:
     for node in it.nodes:
         used, limit = it.number(node, "used_memory"), it.number(node, "maxmemory")
         name = "maxmemory" if limit else "total_system_memory"
         limit = limit or it.number(node, name)
         is_full = used >= limit and name == "maxmemory" and node.get("maxmemory_policy") == "noeviction"
         if limit and used >= _FULL * limit and not is_full:  # that is the reason redis-full
-            yield _told(
+            yield _symptom(
                 "memory",
                 f"Redis at {it.url} uses {used:,} of {limit:,} bytes ({name}), and rejects jobs when full: remove "
                 "old finished jobs, keep fewer, or give it more memory",
@@ -329,23 +329,23 @@ def _memory(it: _Server) -> Iterator[_Told]:
             )
 
 
-def _connections(it: _Server) -> Iterator[_Told]:
+def _connections(it: _Server) -> Iterator[_Symptom]:
     for node in it.nodes:
         connected, limit = it.number(node, "connected_clients"), it.number(node, "maxclients")
         if limit and connected >= _FULL * limit:
             sentence = (
                 f"Redis at {it.url} has {connected:,} of {limit:,} connections (maxclients): then it accepts none"
             )
-            told = {"connected_clients": connected, "maxclients": limit}
-            yield _told("connections", sentence, told, "redis-cli CLIENT LIST")
+            evidence = {"connected_clients": connected, "maxclients": limit}
+            yield _symptom("connections", sentence, evidence, "redis-cli CLIENT LIST")
 
 
-def _slow(it: _Server) -> Iterator[_Told]:
+def _slow(it: _Server) -> Iterator[_Symptom]:
     since_s = it.now_ms / 1000 - _HOUR_S
     if slow := [entry for entry in it.slow or () if entry[0] >= since_s and entry[1] >= _SLOW_MS]:
         _, worst_ms, name = max(slow, key=lambda entry: entry[1])
         many = f"{len(slow)} commands" if len(slow) > 1 else "A command"
-        yield _told(
+        yield _symptom(
             "slow-commands",
             f"{many} kept all clients of Redis at {it.url} waiting for {_SLOW_MS} ms or more in the last hour, the "
             f"slowest for {worst_ms:,.0f} ms: {name}",
@@ -354,7 +354,7 @@ def _slow(it: _Server) -> Iterator[_Told]:
         )
 
 
-def _acl(it: _Server) -> Iterator[_Told]:
+def _acl(it: _Server) -> Iterator[_Symptom]:
     recent = [entry for entry in it.denied or () if float(entry.get("age-seconds", 0)) <= _HOUR_S]
     again = "After a correction, redis-cli ACL LOG RESET forgets it"
     for (user, why), entries in _by_user(recent).items():
@@ -368,12 +368,12 @@ def _acl(it: _Server) -> Iterator[_Told]:
         elif why == "auth":
             times = sum(int(entry.get("count", 1)) for entry in entries)
             sentence = f"Redis at {it.url} has rejected a password of user {user} {_number(times, 'time')}. {again}"
-            yield _told("acl", sentence, {"user": user, "rejected": times}, "redis-cli ACL LOG", severity="warning")
+            yield _symptom("acl", sentence, {"user": user, "rejected": times}, "redis-cli ACL LOG", severity="warning")
             continue
         else:
             continue
         sentence = f"Redis at {it.url} has refused user {user} {what}. {again}"
-        yield _told("acl", sentence, {"user": user, f"{why}s": names[:_SHOWN]}, line)
+        yield _symptom("acl", sentence, {"user": user, f"{why}s": names[:_SHOWN]}, line)
 
 
 def _by_user(entries: Sequence[Mapping[str, str]]) -> Mapping[tuple[str, str], list[Mapping[str, str]]]:
@@ -390,7 +390,7 @@ def _refused_name(it: _Server, why: str, what: str) -> str:
     return what if what.startswith((f"{it.prefix}:", "bulltask:")) else ""
 
 
-_OF_SERVER: Final[Sequence[tuple[Check, Callable[[_Server], Iterator[_Told]]]]] = (
+_OF_SERVER: Final[Sequence[tuple[Check, Callable[[_Server], Iterator[_Symptom]]]]] = (
     (Check("eviction", "broken", "Redis may delete jobs: `maxmemory-policy` is not `noeviction`"), _eviction),
     (
         Check("no-persistence", "warning", "Redis stores nothing on disk, or cannot: a restart loses all jobs"),
@@ -486,11 +486,11 @@ def _event_names(reply: Any) -> Counter[str]:
     return Counter(names)
 
 
-def _schedules(it: _Queue) -> Iterator[_Told]:
+def _schedules(it: _Queue) -> Iterator[_Symptom]:
     if it.schedulers and it.workers == 0:
         many = f"{it.schedulers:,} job scheduler{'s' if it.schedulers > 1 else ''}"
         sentence = f"Queue {it.name} has {many}, and no worker, so the next run will be late, and no other follows"
-        yield _told(
+        yield _symptom(
             "schedule-without-worker",
             sentence,
             {"schedulers": it.schedulers, "workers": 0},
@@ -498,7 +498,7 @@ def _schedules(it: _Queue) -> Iterator[_Told]:
         )
 
 
-def _mixed_versions(it: _Queue) -> Iterator[_Told]:
+def _mixed_versions(it: _Queue) -> Iterator[_Symptom]:
     major = it.major()
     six = {
         "meta.version": major is not None and major > 5,
@@ -517,7 +517,7 @@ def _mixed_versions(it: _Queue) -> Iterator[_Told]:
     is_node = major == 5 and it.version != PROTOCOL_VERSION
     only_bulltask = bool(it.figures.workers) and not is_node
     who = "bulltask, which has the protocol of BullMQ 5," if only_bulltask else "clients of BullMQ 5"
-    yield _told(
+    yield _symptom(
         "mixed-bullmq",
         f"Clients of BullMQ 6, and {who} use queue {it.name}: pause and resume it only with bulltask or BullMQ 6, "
         "because BullMQ 5 would lose jobs",
@@ -531,13 +531,13 @@ def _mixed_versions(it: _Queue) -> Iterator[_Told]:
     )
 
 
-def _old_version(it: _Queue) -> Iterator[_Told]:
+def _old_version(it: _Queue) -> Iterator[_Symptom]:
     if (major := it.major()) is not None and major < 5:
         sentence = f"A client of {it.version} uses queue {it.name}: it does not see all jobs of BullMQ 5, so upgrade it"
-        yield _told("old-bullmq", sentence, {"meta.version": it.version}, "redis-cli CLIENT LIST")
+        yield _symptom("old-bullmq", sentence, {"meta.version": it.version}, "redis-cli CLIENT LIST")
 
 
-def _stream(it: _Queue) -> Iterator[_Told]:
+def _stream(it: _Queue) -> Iterator[_Symptom]:
     stream = it.stream
     if stream is None or not it.readers or not stream.first or stream.length < it.max_events:
         return
@@ -546,7 +546,7 @@ def _stream(it: _Queue) -> Iterator[_Told]:
         rate = stream.length / max(keeps_s, 1)
         needed = -(-int(rate * _KEEP_S) // 1_000) * 1_000 + 1_000
         readers = f"{it.readers} reader{'s' if it.readers > 1 else ''}"
-        yield _told(
+        yield _symptom(
             "stream-too-short",
             f"The event stream of queue {it.name} keeps {it.max_events:,} events, those of {keeps_s:,.1f} s: its "
             f"{readers} would miss events while they reconnect. Set max_events, which workers write when they start",
@@ -559,7 +559,7 @@ def _ms(stream_id: str) -> int:
     return int(stream_id.partition("-")[0])
 
 
-_OF_QUEUE: Final[Sequence[tuple[Check, Callable[[_Queue], Iterator[_Told]]]]] = (
+_OF_QUEUE: Final[Sequence[tuple[Check, Callable[[_Queue], Iterator[_Symptom]]]]] = (
     (
         Check("schedule-without-worker", "broken", "a queue has job schedulers, but no worker that runs their jobs"),
         _schedules,
@@ -671,9 +671,9 @@ class _Examination:
         known = None if chosen else {keys.name for keys in queues}
         _Keys(self, {queue.keys.name: queue for queue in found}, server, known).scan()
 
-    def _add_all(self, queue: str | None, check: Check, told: Iterator[_Told]) -> None:
-        for each in told:
-            self.add(queue, each, check)
+    def _add_all(self, queue: str | None, check: Check, symptoms: Iterator[_Symptom]) -> None:
+        for symptom in symptoms:
+            self.add(queue, symptom, check)
 
     def _explain_all(self, busy: Sequence[_Queue]) -> None:
         """Explain the queues that have jobs, those first in which most jobs wait."""
@@ -695,9 +695,9 @@ class _Examination:
     def _refused(self, what: str, exc: BulltaskError) -> None:
         self.not_examined.append(f"{what}: {exc}")
 
-    def add(self, queue: str | None, told: _Told, check: Check | None = None) -> None:
+    def add(self, queue: str | None, symptom: _Symptom, check: Check | None = None) -> None:
         """Add what a check has found."""
-        reason, severity, fix = told
+        reason, severity, fix = symptom
         check = check or CHECKS[reason.code]
         self.findings.append(Finding(severity or check.severity, queue, reason, fix))
 
@@ -734,7 +734,7 @@ class _Examination:
                     "the same wherever jobs are sent and run"
                 )
                 line = f"bulltask why -Q {quote(keys.queue)} {option}"
-                self.add(keys.queue, _told("wrong-hash-tag", sentence, evidence, line))
+                self.add(keys.queue, _symptom("wrong-hash-tag", sentence, evidence, line))
         if spelled:
             names = [overview.keys.name for overview in spelled]
             listed = ", ".join(names[:_SHOWN]) + (" …" if len(names) > _SHOWN else "")
@@ -856,8 +856,7 @@ class _Examination:
             more = f" (and {number - 1} more)" if number > 1 else ""
             evidence = {**reason.evidence, "jobs": [it for it, _ in jobs], "number": number}
             of = "" if reason.code == "deduplicated" else f"Job {job_id}{more}: "
-            told = replace(reason, sentence=f"{of}{reason.sentence}", evidence=evidence)
-            self.add(queue.name, (told, None, None))
+            self.add(queue.name, (replace(reason, sentence=f"{of}{reason.sentence}", evidence=evidence), None, None))
 
 
 @dataclass(slots=True)
@@ -1038,7 +1037,7 @@ class _Keys:
             sentence = f"Redis at {self.server.url} has keys of {many}: left behind, or of Bull, BullMQ's predecessor"
             evidence = {"queues": names[:_SHOWN], "keys": keys[:_SHOWN]}
             line = f"redis-cli SCAN 0 MATCH {quote(f'{self.server.prefix}:{names[0]}:*')} COUNT 1000"
-            self.examination.add(None, _told("keys-without-owner", sentence, evidence, line))
+            self.examination.add(None, _symptom("keys-without-owner", sentence, evidence, line))
 
     def _still_lost(self, queue: _Queue, job_ids: Sequence[str]) -> list[str]:
         lists, calls = [f"{queue.keys.base}{name}" for name in LISTS], list[Call[Any]]()
@@ -1063,14 +1062,14 @@ class _Keys:
 
         many = _number(len(still), "removed job")
         sentence = f"{many} of queue {queue.name} left a record of crashes, such as {still[0]}"
-        told = _told(
+        symptom = _symptom(
             "crash-record-without-job",
             sentence,
             {"jobs": still[:_SHOWN], "number": len(still)},
             " ".join(["redis-cli HDEL", quote(keys.job(still[0])), *_CRASH_FIELDS]),
             fix=Fix(f"remove {_number(len(still), 'crash record')} of queue {queue.name}", apply),
         )
-        self.examination.add(queue.name, told)
+        self.examination.add(queue.name, symptom)
 
     def _add_orphans(self, queue: _Queue, names: Sequence[str]) -> None:
         keys, calls = queue.keys, list[Call[Any]]()
@@ -1089,7 +1088,7 @@ class _Keys:
             sentence = f"{_number(len(still), 'key')} of queue {queue.name} {are}, such as {still[0]}"
             evidence = {"keys": still[:_SHOWN], "number": len(still)}
             line = " ".join(["redis-cli UNLINK", *map(quote, still[:_SHOWN])])
-            self.examination.add(queue.name, _told("keys-without-owner", sentence, evidence, line))
+            self.examination.add(queue.name, _symptom("keys-without-owner", sentence, evidence, line))
 
 
 def _is_record(fields: Any) -> bool:

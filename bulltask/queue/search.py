@@ -10,7 +10,7 @@ import base64
 import json
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import tzinfo
 from enum import StrEnum
@@ -56,6 +56,7 @@ __all__ = [
     "Match",
     "Progress",
     "actions_in",
+    "as_states",
     "due_times",
     "find_jobs",
     "group_failures",
@@ -151,6 +152,11 @@ class JobFilter:
 def _fingerprint(reason: str) -> str:
     """Return a failure's text with ``#`` for its variable parts."""
     return error_fingerprint(redact_secrets(reason)) or ""
+
+
+def as_states(states: Iterable[str] | str) -> tuple[str, ...]:
+    """Return the states of an argument that is one state or several."""
+    return (states,) if isinstance(states, str) else tuple(states)
 
 
 class Match:

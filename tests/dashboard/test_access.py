@@ -14,7 +14,7 @@ import redis
 
 from bulltask import App
 from bulltask.dashboard import Access, Dashboard, Role, access
-from bulltask.dashboard.actions import DEEDS
+from bulltask.dashboard.actions import ENDPOINTS
 from bulltask.dashboard.site import _PAGES
 from bulltask.jobs.clock import mono_s
 from bulltask.jobs.errors import ConfigError
@@ -37,7 +37,7 @@ def paths() -> list[tuple[str, str]]:
     pages = [("GET", page.path) for page in _PAGES]
     return [
         (method, re.sub(r"\{\w+\}", "mail", path))
-        for method, path in [*pages, *(("POST", deed.path) for deed in DEEDS)]
+        for method, path in [*pages, *(("POST", endpoint.path) for endpoint in ENDPOINTS)]
     ]
 
 
@@ -240,7 +240,7 @@ def test_a_user_header_is_believed_only_from_a_proxy_and_only_once(browser_with:
 
 
 def test_each_action_needs_a_role() -> None:
-    assert {deed.name for deed in DEEDS} == access.ACTIONS.keys()
+    assert {endpoint.action for endpoint in ENDPOINTS} == access.ACTIONS.keys()
 
 
 # ---- forged requests ----

@@ -19,7 +19,9 @@ import uvicorn
 from click.testing import CliRunner, Result
 
 from bulltask import App
+from bulltask.cli import dashboard as cli
 from bulltask.cli.main import main
+from bulltask.dashboard import Role
 from bulltask.jobs.clock import mono_s
 from tests.dashboard.conftest import Browser
 from tests.support.machine_load import scale_to_load
@@ -124,6 +126,10 @@ def test_what_would_not_be_safe_is_refused(
     assert result.exit_code in {1, 2}
     assert error in " ".join(result.output.split())
     assert command.site is None
+
+
+def test_the_command_knows_all_roles_without_the_extra() -> None:
+    assert list(cli._ROLES) == [role.name.lower() for role in Role]
 
 
 def test_a_port_that_is_in_use_is_named(command: Command) -> None:

@@ -231,7 +231,7 @@ def test_schedules_show_their_next_times_and_last_runs_and_are_run_and_removed(b
     page = browser.get("/schedules")
     assert "2 of 2 schedules" in text_of(page.text)
     assert "0 3 * * *" in page.text
-    assert "every 60 s" in page.text
+    assert "every 1 min" in page.text
     shown = browser.get("/queues/mail/schedules/often")
     assert "no paper" in text_of(shown.text)
     assert listed(shown.text) == [acquired.id]

@@ -28,7 +28,16 @@ from bulltask.queue.fields import (
 )
 from bulltask.queue.manual import Acquisition
 from bulltask.queue.reasons import Explanation, explain_job, explain_queue, unreachable
-from bulltask.queue.search import SCANNED, FailureGroups, FoundJobs, JobFilter, Progress, find_jobs, group_failures
+from bulltask.queue.search import (
+    SCANNED,
+    FailureGroups,
+    FoundJobs,
+    JobFilter,
+    Progress,
+    as_states,
+    find_jobs,
+    group_failures,
+)
 from bulltask.transport.call import command, text
 from bulltask.transport.scripts import queue as scripts
 from bulltask.transport.scripts.job import add_log, get_state, read_job, remove_job, update_progress
@@ -201,11 +210,7 @@ class AsyncQueue(QueueBase):
             terminate: With ``revoke``: cancel running jobs, too.
         """
         wanted = JobFilter(
-            states=(states,) if isinstance(states, str) else tuple(states),
-            task=task,
-            error=error,
-            error_fingerprint=error_fingerprint,
-            text=text,
+            states=as_states(states), task=task, error=error, error_fingerprint=error_fingerprint, text=text
         )
         ages, limits = (older_than, newer_than), (limit, scan)
         return AsyncBulkChange(self._context, action, wanted, ages, limits, terminate=terminate)
@@ -364,11 +369,7 @@ class AsyncQueue(QueueBase):
             ConfigError: A condition or the cursor is invalid.
         """
         wanted = JobFilter(
-            states=(states,) if isinstance(states, str) else tuple(states),
-            task=task,
-            error=error,
-            error_fingerprint=error_fingerprint,
-            text=text,
+            states=as_states(states), task=task, error=error, error_fingerprint=error_fingerprint, text=text
         )
         limits = check_positive(limit, "limit"), check_positive(scan, "scan")
         return await self._context.arun(find_jobs(self._context, wanted, (older_than, newer_than), limits, cursor))

@@ -26,7 +26,16 @@ from bulltask.queue.fields import (
 )
 from bulltask.queue.manual import Acquisition
 from bulltask.queue.reasons import Explanation, explain_job, explain_queue, unreachable
-from bulltask.queue.search import SCANNED, FailureGroups, FoundJobs, JobFilter, Progress, find_jobs, group_failures
+from bulltask.queue.search import (
+    SCANNED,
+    FailureGroups,
+    FoundJobs,
+    JobFilter,
+    Progress,
+    as_states,
+    find_jobs,
+    group_failures,
+)
 from bulltask.queue.sync.job import BulkChange, Job
 from bulltask.queue.sync.repeatables import Repeatables
 from bulltask.queue.sync.schedulers import JobSchedulers
@@ -200,11 +209,7 @@ class Queue(QueueBase):
             terminate: With ``revoke``: cancel running jobs, too.
         """
         wanted = JobFilter(
-            states=(states,) if isinstance(states, str) else tuple(states),
-            task=task,
-            error=error,
-            error_fingerprint=error_fingerprint,
-            text=text,
+            states=as_states(states), task=task, error=error, error_fingerprint=error_fingerprint, text=text
         )
         ages, limits = (older_than, newer_than), (limit, scan)
         return BulkChange(self._context, action, wanted, ages, limits, terminate=terminate)
@@ -359,11 +364,7 @@ class Queue(QueueBase):
             ConfigError: A condition or the cursor is invalid.
         """
         wanted = JobFilter(
-            states=(states,) if isinstance(states, str) else tuple(states),
-            task=task,
-            error=error,
-            error_fingerprint=error_fingerprint,
-            text=text,
+            states=as_states(states), task=task, error=error, error_fingerprint=error_fingerprint, text=text
         )
         limits = check_positive(limit, "limit"), check_positive(scan, "scan")
         return self._context.run(find_jobs(self._context, wanted, (older_than, newer_than), limits, cursor))
