@@ -51,7 +51,7 @@ class Outcome:
 
 
 class SentForm(NamedTuple):
-    """A form that a user has form."""
+    """A form that a user has sent."""
 
     pages: Pages
     user: User
@@ -63,7 +63,7 @@ class SentForm(NamedTuple):
         return param(self.request, name)
 
     def text(self, name: str) -> str:
-        """Return a field, ``""`` if it was not form."""
+        """Return a field, ``""`` if it was not sent."""
         return str(self.fields.get(name, "")).strip()
 
     def number(self, name: str, *, least: float = 0) -> float | None:
