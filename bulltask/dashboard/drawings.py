@@ -278,7 +278,7 @@ def place_in_layers(
 
     Args:
         sizes: The boxes, with their widths and heights.
-        edges: Pairs of an upper and a lower box. An edge that would close a circle is ignored.
+        edges: Pairs of an upper and a lower box. An edge that would close a cycle is ignored.
 
     Returns:
         The places, from x = 0 and y = 0; and for each edge the points through which its line passes, from the middle
@@ -299,7 +299,7 @@ class _Layout(Generic[N]):
         number = {name: at for at, name in enumerate(names)}
         self._sizes = [sizes[name] for name in names]
         wanted = dict.fromkeys((number[a], number[b]) for a, b in edges if a in number and b in number and a != b)
-        forward = _without_circles(len(names), list(wanted))
+        forward = _without_cycles(len(names), list(wanted))
         self._layer = _layers(len(names), forward)
         chains = self._add_bends(forward)
         self._above: list[list[int]] = [[] for _ in self._sizes]
@@ -416,7 +416,7 @@ def _number(row: Sequence[int], position: list[int]) -> None:
         position[box] = at
 
 
-def _without_circles(boxes: int, edges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _without_cycles(boxes: int, edges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the edges, except those that lead back to a box from which they come."""
     below: list[list[int]] = [[] for _ in range(boxes)]
     has_above = [False] * boxes
@@ -606,7 +606,7 @@ class _Arrangement:
         parts = [_Part.of_box(box) for box in boxes]
         self._below: _Links = {part: {} for part in parts}
         self._above: _Links = {part: {} for part in parts}
-        for upper, lower in _without_circles(len(boxes), [edge for edge in wanted if edge[0] != edge[1]]):
+        for upper, lower in _without_cycles(len(boxes), [edge for edge in wanted if edge[0] != edge[1]]):
             self._below[parts[upper]][parts[lower]] = None
             self._above[parts[lower]][parts[upper]] = None
         for _ in range(_ROUNDS):
