@@ -84,8 +84,8 @@ _PAST_HOURS: Final = 48
 _PERCENTILES: Final = (50, 95, 99)
 _MAX_NODES: Final = 1_000
 _EVENTS: Final = 1_000
-_NEWEST_FAILED: Final = 500
-_FAILURE_QUEUES: Final = 50
+NEWEST_FAILED: Final = 500
+FAILURE_QUEUES: Final = 50
 _LOG_LINES: Final = 200
 
 
@@ -473,6 +473,18 @@ class Pages:
         padded = {kind: (data + [0] * length)[:length][::-1] for kind, data in found.items()}
         return times, {kind: [float(value) for value in data] for kind, data in padded.items()}
 
+    @property
+    def history(self) -> History:
+        """The jobs in the lake; raises ``ConfigError`` if there is none."""
+        if self._lake is None:
+            raise ConfigError("the dashboard was started without a lake")
+        from bulltask.lake import History  # noqa: PLC0415 - slow, and needs an extra
+
+        with self._history_lock:
+            if self._lake_history is None:
+                self._lake_history = History(self._lake)
+            return self._lake_history
+
     def past(self, queue: str | None) -> Past:
         """Read how many attempts ended in each of the last hours, and how long they took, from the lake."""
         return self._once(("past", queue), lambda: self._read_past(queue))
@@ -526,9 +538,9 @@ class Pages:
             if not isinstance(queue.figures, BulltaskError) and queue.figures.failed
         ]
         read = []
-        for name in failed[:_FAILURE_QUEUES]:
+        for name in failed[:FAILURE_QUEUES]:
             with suppress(InvalidNameError):  # other clients have named it; the overview shows it
-                read.append(self._app.queue(name).group_failures(scan=_NEWEST_FAILED))
+                read.append(self._app.queue(name).group_failures(scan=NEWEST_FAILED))
         return sorted((group for found in read for group in found.groups), key=lambda group: -group.count)
 
     def audit(self) -> Sequence[AuditEntry]:
@@ -644,20 +656,6 @@ class Pages:
             while len(times) < left and (following := _following(item.rule, times[-1], zone)) is not None:
                 times.append(following)
         return times
-
-    # ---- the lake ----
-
-    @property
-    def history(self) -> History:
-        """The jobs in the lake; raises ``ConfigError`` if there is none."""
-        if self._lake is None:
-            raise ConfigError("the dashboard was started without a lake")
-        from bulltask.lake import History  # noqa: PLC0415 - slow, and needs an extra
-
-        with self._history_lock:
-            if self._lake_history is None:
-                self._lake_history = History(self._lake)
-            return self._lake_history
 
     def job(self, queue: str, job_id: str) -> JobPage | None:
         """Read a job; ``None`` if there is none with this id."""

@@ -51,7 +51,7 @@ from bulltask.dashboard.access import (
 from bulltask.dashboard.actions import ENDPOINTS, Endpoint, NotFound, Outcome, SentForm, form_of, param, path
 from bulltask.dashboard.drawings import SIGNS, Box, Line, bar, chart, graph, moment, sparkline
 from bulltask.dashboard.forms import Invalid
-from bulltask.dashboard.pages import PER_PAGE, STATES, Charts, Filter, Pages, Past
+from bulltask.dashboard.pages import FAILURE_QUEUES, NEWEST_FAILED, PER_PAGE, STATES, Charts, Filter, Pages, Past
 from bulltask.jobs.clock import timeout
 from bulltask.jobs.errors import BulltaskError, ConfigError, InvalidNameError
 from bulltask.jobs.names import FAN_OUT
@@ -412,7 +412,7 @@ def _audit(pages: Pages, _request: Request) -> Mapping[str, Any]:
 
 
 def _failures(pages: Pages, _request: Request) -> Mapping[str, Any]:
-    return {"failures": pages.failures()}
+    return {"failures": pages.failures(), "newest": NEWEST_FAILED, "most_queues": FAILURE_QUEUES}
 
 
 def _queue(pages: Pages, request: Request) -> Mapping[str, Any]:
