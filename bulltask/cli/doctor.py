@@ -22,7 +22,7 @@ from bulltask.lake.formatting import pluralize
 from bulltask.queue.doctor import SEVERITIES, Diagnosis, Finding, examine
 from bulltask.queue.reasons import Explanation
 
-__all__ = ["doctor"]
+__all__ = ["doctor", "finding_lines", "with_this_server"]
 
 _SHOWN: Final = 3
 """In how many queues the same sickness is shown with its evidence."""
@@ -40,8 +40,8 @@ def doctor(ctx: click.Context, /, *, budget: float, fix: bool, yes: bool, as_jso
     """Find what is wrong with Redis and with all queues, with what proves it and what mends it.
 
     It finds every reason of 'bulltask why' that is not the normal course, and what is wrong with the server and its
-    keys; docs/reference/reasons.md lists the checks. It changes nothing without --fix. What it may not read, or had no
-    time to look at, is listed.
+    keys; docs/reference/reasons.md lists the checks. It changes nothing without --fix. What it may not read (the role
+    doctor may read all), or had no time to look at, is listed.
 
     Exit codes: 0 (healthy), 1 (warnings, or an error), 2 (something is broken, or invalid usage), 4 (there is no such
     queue). --fix does not change them.
@@ -50,7 +50,7 @@ def doctor(ctx: click.Context, /, *, budget: float, fix: bool, yes: bool, as_jso
         raise click.UsageError("doctor --fix asks for confirmation: pass --yes")
     with closing(load_app_or_broker(ctx, options)) as app:
         diagnosis = _examine(app, options["queues"], budget)
-        findings = [_with_server(finding, ctx, options, app) for finding in diagnosis.findings]
+        findings = [with_this_server(finding, ctx, options, app) for finding in diagnosis.findings]
         if not as_json:
             echo("\n".join(_page(app, diagnosis, findings)))
         done = _mend(findings, yes=yes, as_json=as_json) if fix else []
@@ -79,7 +79,7 @@ def _examine(app: App, names: str | None, budget_s: float) -> Diagnosis:
     )
 
 
-def _with_server(finding: Finding, ctx: click.Context, options: dict[str, Any], app: App) -> Finding:
+def with_this_server(finding: Finding, ctx: click.Context, options: dict[str, Any], app: App) -> Finding:
     """Return a finding whose command is for the app and server of this command."""
     (reason,) = with_server(Explanation("", None, None, (finding.reason,)), ctx, options, app).reasons
     return replace(finding, reason=reason)
@@ -92,6 +92,11 @@ def _page(app: App, diagnosis: Diagnosis, findings: Sequence[Finding]) -> Iterat
     )
     looked = f"{pluralize(diagnosis.queues, 'queue')}, {pluralize(diagnosis.keys, 'key')}, {diagnosis.seconds:.1f} s"
     yield f"{app._broker.endpoint.safe_url} ({looked}): {found}"
+    yield from finding_lines(diagnosis, findings)
+
+
+def finding_lines(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield what was found, with its evidence and command, and what was not looked at."""
     for finding, others in _grouped(findings):
         reason = finding.reason
         queue = "" if finding.queue is None else f", queue {in_one_line(finding.queue)}"

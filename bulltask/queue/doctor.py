@@ -4,6 +4,7 @@
 (:class:`_Server`), or of a queue (:class:`_Queue`). The others are those reasons of :mod:`bulltask.queue.reasons` that
 are sicknesses, and what a scan of the keys finds (:class:`_Keys`). :func:`examine` reads for a limited time: server and
 queues first, then the keys, in the order of ``SCAN``, which is a random one. It says what it has not looked at.
+:func:`examine_streams` has those of the checks that matter to ``bulltask pipeline``.
 """
 
 from __future__ import annotations
@@ -36,13 +37,20 @@ from bulltask.transport.call import Call, QueueKeys, SyncClient, command, info_b
 from bulltask.transport.cluster import ClusterClient
 from bulltask.transport.discovery import TIME
 from bulltask.transport.operation import Operation, run_sync
-from bulltask.transport.permissions import ROLES, role_grants
+from bulltask.transport.permissions import NEEDED_BY_JOBS, role_grants
 from bulltask.transport.produce import PROTOCOL_VERSION
 from bulltask.transport.scripts.move import CRASHES
 from bulltask.transport.scripts.queue import LISTS, SETS, QueueFigures, list_clients, queue_of_connection
-from bulltask.transport.streams import StreamInfo, stream_info
+from bulltask.transport.streams import (
+    DEFAULT_LENGTH,
+    RetentionNeed,
+    StreamInfo,
+    StreamRetention,
+    busiest_rate,
+    stream_info,
+)
 
-__all__ = ["CHECKS", "SEVERITIES", "Check", "Diagnosis", "Finding", "Fix", "Severity", "examine"]
+__all__ = ["CHECKS", "SEVERITIES", "Check", "Diagnosis", "Finding", "Fix", "Severity", "examine", "examine_streams"]
 
 Severity = Literal["broken", "warning", "notice"]
 SEVERITIES: Final[tuple[Severity, ...]] = ("broken", "warning", "notice")
@@ -56,7 +64,7 @@ _SLOW_MS: Final = 100
 _FULL: Final = 0.9
 """The share of memory, or of connections, that leaves too little for a peak."""
 
-_KEEP_S: Final = 30
+_NEED: Final = RetentionNeed(trigger_s=10, batch_s=5)
 """How long a stream should keep events: a reader reconnects meanwhile, and the pipeline writes two batches."""
 
 _QUEUES_SHARE: Final = 0.6
@@ -251,6 +259,7 @@ def _eviction(it: _Server) -> Iterator[_Symptom]:
         return
     policy, limit = evicting[0]["maxmemory_policy"], it.number(evicting[0], "maxmemory")
     evicted = sum(it.number(node, "evicted_keys") for node in evicting)
+    is_full = any(it.number(node, "used_memory") >= _FULL * it.number(node, "maxmemory") > 0 for node in evicting)
     line = ("CONFIG", "SET", "maxmemory-policy", "noeviction")
 
     def apply() -> str:
@@ -260,13 +269,15 @@ def _eviction(it: _Server) -> Iterator[_Symptom]:
 
     what = f"Redis at {it.url} deletes keys when it is full, also jobs: maxmemory-policy is {policy}"
     what += f", and it has deleted {evicted:,}" if evicted else ""
+    # Then this would stop all that writes, also other programs: somebody must decide what to remove, or add memory.
+    what += ". Give it more memory first: with noeviction, it rejects writes when it is full" if is_full else ""
     yield _symptom(
         "eviction",
         what if limit else f"{what}. There is no limit now (maxmemory is 0)",
         {"maxmemory_policy": policy, "maxmemory": limit, "evicted_keys": evicted},
         f"redis-cli {' '.join(line)}",
         severity=None if limit or evicted else "warning",
-        fix=Fix(f"set maxmemory-policy to noeviction (it is {policy})", apply),
+        fix=None if is_full else Fix(f"set maxmemory-policy to noeviction (it is {policy})", apply),
     )
 
 
@@ -386,7 +397,7 @@ def _by_user(entries: Sequence[Mapping[str, str]]) -> Mapping[tuple[str, str], l
 def _refused_name(it: _Server, why: str, what: str) -> str:
     """Return a refused command or key, ``""`` if bulltask does not need it."""
     if why == "command":
-        return what.lower() if what.lower() in role_grants(ROLES).commands else ""
+        return what.lower() if what.lower() in role_grants(NEEDED_BY_JOBS).commands else ""
     return what if what.startswith((f"{it.prefix}:", "bulltask:")) else ""
 
 
@@ -421,9 +432,8 @@ class _Queue:
     workers: int | None
     readers: int = 0
     version: str = ""
-    max_events: int = 0
+    stream: StreamRetention | None = None
     schedulers: int = 0
-    stream: StreamInfo | None = None
     debounced: int = 0
     deduplicated: int = 0
     has_twin: bool = False
@@ -469,12 +479,21 @@ class _Queue:
         """Take the replies; a reply may be an error, as that of a stream that does not exist."""
         if not isinstance(meta, BulltaskError):
             self.version = meta[0]
-            self.max_events = int(meta[1]) if meta[1].isdecimal() else 10_000
+            limit = int(meta[1]) if meta[1].isdecimal() else DEFAULT_LENGTH
+            self.stream = None if isinstance(stream, BulltaskError) else _retention(self.name, stream, limit)
         self.schedulers = schedulers if isinstance(schedulers, int) else 0
-        self.stream = None if isinstance(stream, BulltaskError) else stream
         names = Counter[str]() if isinstance(events, BulltaskError) else events
         self.debounced = names["debounced"]
         self.deduplicated = names["deduplicated"]
+
+
+def _retention(queue: str, stream: StreamInfo, limit: int) -> StreamRetention | None:
+    """Return how long a stream keeps events, at the mean rate of those in it; ``None`` if it is not full yet."""
+    if not stream.first or stream.length < limit:
+        return None
+    return StreamRetention(
+        queue, stream.length, limit, busiest_rate([(stream.length, _ms(stream.last) - _ms(stream.first))])
+    )
 
 
 def _decoded(reply: Any) -> list[str]:
@@ -538,20 +557,29 @@ def _old_version(it: _Queue) -> Iterator[_Symptom]:
 
 
 def _stream(it: _Queue) -> Iterator[_Symptom]:
-    stream = it.stream
-    if stream is None or not it.readers or not stream.first or stream.length < it.max_events:
-        return
-    keeps_s = (_ms(stream.last) - _ms(stream.first)) / 1000
-    if keeps_s < _KEEP_S:
-        rate = stream.length / max(keeps_s, 1)
-        needed = -(-int(rate * _KEEP_S) // 1_000) * 1_000 + 1_000
-        readers = f"{it.readers} reader{'s' if it.readers > 1 else ''}"
+    if it.stream is not None and it.readers:
+        what = f"its {_number(it.readers, 'reader')} would miss events while they reconnect"
+        yield from _too_short(it.stream, _NEED, what, {"readers": it.readers})
+
+
+def _too_short(
+    stream: StreamRetention, need: RetentionNeed, then: str, evidence: Mapping[str, Any]
+) -> Iterator[_Symptom]:
+    """Judge the stream of a queue that somebody reads; ``then`` is what happens if it is too short."""
+    if stream.is_enough(need) is False and stream.retention_s is not None:
         yield _symptom(
             "stream-too-short",
-            f"The event stream of queue {it.name} keeps {it.max_events:,} events, those of {keeps_s:,.1f} s: its "
-            f"{readers} would miss events while they reconnect. Set max_events, which workers write when they start",
-            {"length": stream.length, "maxLenEvents": it.max_events, "keeps_s": keeps_s, "readers": it.readers},
-            f"app.queue({it.name!r}).set_meta({{'opts.maxLenEvents': {needed}}})",
+            f"The event stream of queue {stream.queue} keeps {stream.limit:,} events, those of "
+            f"{stream.retention_s:,.1f} s: {then}. Set max_events, which workers write when they start, and "
+            "streams.events.maxLen in Node.js",
+            {
+                "length": stream.length,
+                "maxLenEvents": stream.limit,
+                "keeps_s": round(stream.retention_s, 3),
+                "needs_s": need.seconds,
+                **evidence,
+            },
+            f"app.queue({stream.queue!r}).set_meta({{'opts.maxLenEvents': {stream.recommended_limit(need)}}})",
         )
 
 
@@ -626,18 +654,38 @@ def examine(
     ``context_of`` returns the context of a queue by its name in the app. ``scanned_all`` is false if there may be
     further queues, and ``chosen`` is true if there are, but only these are to be examined.
     """
+
+    def run(examination: _Examination) -> None:
+        examination.run(queues, scanned_all=scanned_all, chosen=chosen)
+
+    return _examined(broker, context_of, budget_s, len(queues), run)
+
+
+def examine_streams(
+    broker: Broker, streams: Sequence[StreamRetention], need: RetentionNeed, context_of: Callable[[str], QueueContext]
+) -> Diagnosis:
+    """Examine a server, and the event streams that a pipeline records, which should keep events for ``need``."""
+    return _examined(broker, context_of, 0.0, len(streams), lambda it: it.run_for_pipeline(streams, need))
+
+
+def _examined(
+    broker: Broker,
+    context_of: Callable[[str], QueueContext],
+    budget_s: float,
+    queues: int,
+    run: Callable[[_Examination], None],
+) -> Diagnosis:
     with broker.pool.client() as client:
         examination = _Examination(broker, client, context_of, mono_s() + budget_s)
         begun_s = mono_s()
         try:
             client.connect()
-            examination.run(queues, scanned_all=scanned_all, chosen=chosen)
+            run(examination)
         except BrokerError as exc:
             for reason in unreachable("", None, exc).reasons:  # or raises another error
                 examination.add(None, (reason, None, None))
         found = sorted(examination.findings, key=lambda it: (SEVERITIES.index(it.severity), it.queue or ""))
-        seconds = mono_s() - begun_s
-        return Diagnosis(found, examination.not_examined, len(queues), examination.keys_read, seconds)
+        return Diagnosis(found, examination.not_examined, queues, examination.keys_read, mono_s() - begun_s)
 
 
 class _Examination:
@@ -657,10 +705,7 @@ class _Examination:
 
     def run(self, queues: Sequence[QueueKeys], *, scanned_all: bool, chosen: bool) -> None:
         """Examine the server, its queues, and its keys."""
-        server = _Server(self.broker, self.client)
-        server.read(self._refused)
-        for check, judge in _OF_SERVER:
-            self._add_all(None, check, judge(server))
+        server = self._examine_server()
         if not scanned_all:
             self.not_examined.append("queues that only Node.js uses: Redis has more keys than were searched for them")
         found = self._read_queues(queues, server.now_ms)
@@ -671,6 +716,26 @@ class _Examination:
         known = None if chosen else {keys.name for keys in queues}
         _Keys(self, {queue.keys.name: queue for queue in found}, server, known).scan()
 
+    def run_for_pipeline(self, streams: Sequence[StreamRetention], need: RetentionNeed) -> None:
+        """Examine the server, and the streams that a pipeline records."""
+        self._examine_server()
+        self._explain_redis()
+        then = f"the pipeline needs those of {need.seconds:,.0f} s, or loses events"
+        for stream in streams:
+            self._add_all(stream.queue, CHECKS["stream-too-short"], _too_short(stream, need, then, {}))
+
+    def _examine_server(self) -> _Server:
+        server = _Server(self.broker, self.client)
+        server.read(self._refused)
+        for check, judge in _OF_SERVER:
+            self._add_all(None, check, judge(server))
+        return server
+
+    def _explain_redis(self) -> None:
+        """Add what is wrong with Redis itself, whose state an explanation of any queue has."""
+        explanation = self._run(explain_queue(self.context_of(self.broker.config.default_queue)))
+        self._add_reasons(None, explanation, _OF_REDIS)
+
     def _add_all(self, queue: str | None, check: Check, symptoms: Iterator[_Symptom]) -> None:
         for symptom in symptoms:
             self.add(queue, symptom, check)
@@ -679,8 +744,7 @@ class _Examination:
         """Explain the queues that have jobs, those first in which most jobs wait."""
         until_s = mono_s() + _QUEUES_SHARE * (self.ends_s - mono_s())
         if not any(queue.may_be_held for queue in busy):  # but Redis itself may be sick
-            explanation = self._run(explain_queue(self.context_of(self.broker.config.default_queue)))
-            self._add_reasons(None, explanation, _OF_REDIS)
+            self._explain_redis()
         for number, queue in enumerate(busy):
             if number and mono_s() > until_s:
                 self.not_examined.append(f"{len(busy) - number:,} of {len(busy):,} queues with jobs: no time was left")
@@ -807,6 +871,8 @@ class _Examination:
         context = queue.context
 
         def resume() -> str:
+            if context.run(command("HEXISTS", context.keys.meta, "paused", parse_reply=bool)):
+                return f"not done: queue {queue.name} has been paused meanwhile"
             context.run(set_paused(context, paused=False))
             return f"the lists of queue {queue.name} were merged"
 
@@ -1056,9 +1122,13 @@ class _Keys:
             return
 
         def apply() -> str:
-            # Only these fields: if a job was added with the id, it keeps its hash.
-            queue.context.broker.pool.run_many([command("HDEL", keys.job(it), *_CRASH_FIELDS) for it in still])
-            return f"{_number(len(still), 'crash record')} of queue {queue.name} removed"
+            # If a job was added with the id, it keeps its record; and only these fields are removed.
+            run_many = queue.context.broker.pool.run_many
+            now = run_many([command("HMGET", keys.job(job_id), "name", CRASHES) for job_id in still])
+            gone = [job_id for job_id, row in zip(still, now, strict=True) if _is_record(row)]
+            if gone:
+                run_many([command("HDEL", keys.job(job_id), *_CRASH_FIELDS) for job_id in gone])
+            return f"{_number(len(gone), 'crash record')} of queue {queue.name} removed"
 
         many = _number(len(still), "removed job")
         sentence = f"{many} of queue {queue.name} left a record of crashes, such as {still[0]}"

@@ -29,6 +29,7 @@ from bulltask.transport.redis_errors import rejected_command, user_of
 
 __all__ = [
     "CLUSTER",
+    "NEEDED_BY_JOBS",
     "ROLES",
     "Grants",
     "check_permissions",
@@ -45,8 +46,12 @@ ROLES: Final = {
     "reader": "read queues, jobs, results, schedules and events",
     "operator": "run every command for queues, jobs, schedules and workers, but neither jobs nor migrations",
     "manager": "everything that bulltask does: all methods of queues and jobs, all commands",
+    "doctor": "read what a reader may, and the server's settings, slow log and refused calls, with their secrets",
 }
 """The roles, and what a user with that role can do. A user can have several."""
+
+NEEDED_BY_JOBS: Final = tuple(role for role in ROLES if role != "doctor")
+"""The roles without which jobs are not sent, run or managed."""
 
 CLUSTER: Final = ("asking", "client|id", "client|unblock", "cluster|slots")
 """Commands that every role needs in a Redis Cluster."""
@@ -67,6 +72,7 @@ _READER: Final = (
 ).split()
 _OPERATOR: Final = "hdel hset lrem pexpire rpush".split()
 _MANAGER: Final = "hlen ltrim srem type xadd xtrim".split()
+_DOCTOR: Final = "acl|log config|get slowlog|get".split()
 """Commands that are called directly; those inside scripts are read from the scripts."""
 
 _NOT_FOR_WORKERS: Final = frozenset(
@@ -184,6 +190,7 @@ def _commands_of(role: str) -> frozenset[str]:
         "worker": {*_WORKER, *worker_commands(), *metrics_commands()},
         "sender": {*_SENDER, *sender},
         "reader": {*_READER, *reader},
+        "doctor": {*_READER, *reader, *_DOCTOR},
         "operator": operator,
         "manager": {*_WORKER, *_SENDER, *_READER, *_OPERATOR, *_MANAGER, *called_in(scripts)},
     }

@@ -7,7 +7,8 @@ connection (:class:`SharedStream`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from bulltask.transport.operation import Operation, run_async, transaction
 
 __all__ = [
     "BEGINNING",
+    "DEFAULT_LENGTH",
     "LONGEST_BLOCK_MS",
     "MAX_RANGE",
     "NEWEST",
@@ -27,10 +29,13 @@ __all__ = [
     "Entry",
     "EventPage",
     "Follower",
+    "RetentionNeed",
     "SharedStream",
     "StreamGap",
     "StreamInfo",
+    "StreamRetention",
     "StreamSubscription",
+    "busiest_rate",
     "entries_since",
     "last_id",
     "last_id_of_range",
@@ -39,6 +44,7 @@ __all__ = [
     "read_back",
     "read_blocking",
     "read_now",
+    "recommended_length",
     "stream_exists",
     "stream_info",
 ]
@@ -59,8 +65,13 @@ Entry = tuple[str, dict[bytes, bytes]]
 MAX_RANGE: Final = 10_000
 """Maximum number of entries that one call to :func:`last_id_of_range` reads, which takes a few milliseconds."""
 
+DEFAULT_LENGTH: Final = 10_000
+"""BullMQ's ``streams.events.maxLen``: Redis keeps about as many events of a queue, the newest ones."""
+
 READ_ONLY_SCRIPTS: Final = frozenset({"lastIdOfRange"})
 """bulltask's scripts that write nothing."""
+
+_STEP: Final = 1_000
 
 RawEntry = tuple[bytes, Sequence[bytes]]
 """Id and fields of an entry as Redis sends them: name, value, name, value …"""
@@ -88,6 +99,67 @@ class StreamInfo:
     def trimmed(self) -> int | None:
         """Number of entries that were trimmed from the beginning; ``None`` if unknown."""
         return None if self.added is None or self.deleted else self.added - self.length
+
+
+@value_class(frozen=True)
+class RetentionNeed:
+    """How long a stream must keep events.
+
+    Attributes:
+        trigger_s: Seconds between two batches.
+        batch_s: Seconds that a batch takes.
+        outage_s: The longest pause of the pipeline, in seconds, during which no event may be lost.
+    """
+
+    trigger_s: float
+    batch_s: float
+    outage_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The time of two batches (an event can arrive just after a batch, and the next can be slow), or the outage."""
+        return max(2 * (self.trigger_s + self.batch_s), self.outage_s)
+
+
+@value_class(frozen=True)
+class StreamRetention:
+    """A queue's event stream and its retention.
+
+    Attributes:
+        queue: The queue, without BullMQ's braces.
+        length: The number of its entries.
+        limit: The maximum number of entries: ``opts.maxLenEvents`` of the queue's ``meta``.
+        rate: Events per second at the busiest time in the stream; ``None`` if unknown.
+    """
+
+    queue: str
+    length: int
+    limit: int
+    rate: float | None
+
+    @property
+    def retention_s(self) -> float | None:
+        """The number of seconds that the stream keeps events at this rate; ``None`` if the rate is unknown."""
+        return self.limit / self.rate if self.rate else None
+
+    def is_enough(self, need: RetentionNeed) -> bool | None:
+        """Whether the stream keeps events long enough; ``None`` if the rate is unknown."""
+        return None if self.retention_s is None else self.retention_s >= need.seconds
+
+    def recommended_limit(self, need: RetentionNeed) -> int | None:
+        """Return the ``maxLen`` that is long enough; ``None`` if the rate is unknown."""
+        return None if self.rate is None else recommended_length(self.rate, need)
+
+
+def recommended_length(rate: float, need: RetentionNeed) -> int:
+    """Return the smallest ``maxLen``, in whole thousands, that keeps events at this rate for as long as needed."""
+    # Rounded first, as floating point can turn 30,000 into 30,000.00001.
+    return max(DEFAULT_LENGTH, math.ceil(round(rate * need.seconds / _STEP, 6)) * _STEP)
+
+
+def busiest_rate(spans: Iterable[tuple[int, int]]) -> float | None:
+    """Return the events per second of the busiest span: its number of events, and its milliseconds, at least 1,000."""
+    return max((count * 1_000 / max(ms, 1_000) for count, ms in spans if count), default=None)
 
 
 def last_id(keys: QueueKeys) -> Call[str]:

@@ -10,7 +10,8 @@ from click.testing import CliRunner
 
 from bulltask.cli.main import main
 from bulltask.cli.pipeline import COMMANDS
-from bulltask.lake.status import RetentionNeed, StreamRetention, busiest_rate, recommended_length, retention_examples
+from bulltask.lake.status import retention_examples
+from bulltask.transport.streams import RetentionNeed, StreamRetention, busiest_rate, recommended_length
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "how-to" / "pipeline.md"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import shlex
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -23,7 +25,7 @@ from bulltask.queue import FlowJob, FlowProducer, Queue
 from bulltask.queue.flows import add_flow_once, plan
 from bulltask.transport.call import command
 from bulltask.transport.operation import run_sync
-from bulltask.transport.permissions import CLUSTER, ROLES, role_grants
+from bulltask.transport.permissions import CLUSTER, NEEDED_BY_JOBS, ROLES, role_grants
 from bulltask.transport.scripts.add import IdempotentWrite
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.run import StartupCheck
@@ -274,7 +276,7 @@ def test_a_manager_may_run_every_command_in_the_code_and_nothing_else() -> None:
     allowed = set(role_grants(["manager"]).commands)
     only_spark = {"sscan"}
     assert direct - ALWAYS_ALLOWED - only_spark <= allowed | set(CLUSTER)
-    for role in ROLES:
+    for role in NEEDED_BY_JOBS:
         assert set(role_grants([role]).commands) <= allowed
 
 
@@ -568,6 +570,19 @@ def test_a_reader_is_told_the_role_that_a_command_needs(user: MakeUser, line: st
     code, output = run(user("reader"), line)
     assert (code, output.strip().count("\n")) == (1, 0)
     assert f"bulltask acl {role}" in output
+
+
+@pytest.mark.every_topology
+def test_the_doctor_reads_all_that_it_looks_at_with_the_role_of_its_name(user: MakeUser, redis_client: Any) -> None:
+    with closing(App("shop", user("manager"))) as app:
+        app.queue("mail").add("send", {}, job_id="j", deduplication="once")
+        redis_client.rpush(app.queue("mail").context.keys.logs("gone"), "a line")
+    url = user("doctor")
+    found = json.loads(CliRunner().invoke(main, ["-b", url, "doctor", "--json"]).stdout)
+    assert found["not_examined"] == []
+    assert {it["code"] for it in found["findings"]} >= {"no-persistence", "no-worker", "keys-without-owner"}
+    refused = [it["evidence"] for it in found["findings"] if it["code"] == "acl"]
+    assert urlsplit(url).username not in {evidence["user"] for evidence in refused}
 
 
 def test_the_line_has_several_forms() -> None:

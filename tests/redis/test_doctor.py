@@ -23,6 +23,7 @@ from bulltask.queue.overview import find_queues
 from bulltask.queue.reasons import REASONS
 from bulltask.transport.call import QueueKeys
 from bulltask.transport.permissions import role_grants
+from tests.conftest import ServerFactory
 from tests.redis import test_reasons
 from tests.redis.test_reasons import CASES, World, check_command, restricted
 from tests.support.command_output import json_of
@@ -220,7 +221,10 @@ OF_QUEUES: Final = {code: prepare for code, _, prepare in reversed(CASES) if cod
 @pytest.mark.parametrize("code", OF_QUEUES)
 def test_each_sickness_that_why_explains_is_found_without_a_name(world: World, code: str) -> None:
     OF_QUEUES[code](world)
-    assert code in found(world)
+    finding = found(world)[code]
+    assert (finding.severity, finding.queue) == (CHECKS[code].severity, "mail")
+    assert finding.reason.evidence
+    check_command(finding.reason, world)
 
 
 def test_every_check_has_a_case() -> None:
@@ -273,6 +277,25 @@ def test_what_is_normal_is_no_sickness(world: World) -> None:
     diagnosis = examined(world.app)
     assert [it.reason.code for it in diagnosis.findings] == []
     assert diagnosis.not_examined == []
+
+
+def test_a_replica_and_a_server_that_cannot_write_are_found(server_factory: ServerFactory) -> None:
+    server = server_factory()
+    with closing(App("shop", server.url)) as app, redis.Redis.from_url(server.url) as plain:
+        app.queue("mail").add("send", {})
+        plain.replicaof("127.0.0.1", 1)
+        finding = {it.reason.code: it for it in examined(app).findings}["redis-read-only"]
+    assert (finding.severity, finding.queue, bool(finding.reason.evidence)) == ("broken", None, True)
+
+
+def test_an_evicting_server_that_is_full_is_not_mended_without_a_decision(world: World) -> None:
+    a_cache_without_a_limit(world)
+    assert found(world)["eviction"].fix is not None
+    world.redis.config_set("maxmemory", int(world.redis.info("memory")["used_memory"] * 1.05))
+    finding = found(world)["eviction"]
+    assert finding.fix is None
+    assert "Give it more memory first" in finding.reason.sentence
+    assert "Nothing that --fix can mend" in run(world.url, "--fix", "--yes").stdout
 
 
 def test_a_full_server_is_named_once_with_queues_and_without_any(world: World) -> None:
@@ -377,6 +400,25 @@ def test_fix_mends_what_needs_no_decision_after_it_was_listed(world: World) -> N
     assert examined(world.app).findings == []
 
 
+def test_fix_does_nothing_that_is_no_longer_right_and_nothing_twice(world: World) -> None:
+    a_crash_record_without_a_job(world)
+    world.connect()
+    world.redis.rename(world.keys.wait, world.keys.paused)
+    fixes = [it.fix for it in examined(world.app).findings if it.fix is not None]
+    assert len(fixes) == 2
+    world.queue.pause()  # while the operator reads what --fix would do
+    world.redis.hset(world.keys.job("gone"), "name", "send")
+    assert {fix.apply() for fix in fixes} == {
+        "not done: queue mail has been paused meanwhile",
+        "0 crash records of queue mail removed",
+    }
+    assert world.queue.is_paused()
+    assert world.redis.hget(world.keys.job("gone"), "bulltask:crashes") == "2"
+    world.queue.resume()
+    world.redis.delete(world.keys.job("gone"))
+    assert json_of(run(world.url, "--json", "--fix", "--yes"), "doctor")["fixed"] == []
+
+
 def test_fix_releases_jobs_that_no_worker_looks_for(world: World) -> None:
     world.add()
     world.die()
@@ -397,6 +439,7 @@ def test_what_may_not_be_read_is_listed_and_not_taken_for_health(world: World) -
     listed = result.stdout.split("Not examined:")[1]
     for what in ("persistence (CONFIG GET save)", "the slow log (SLOWLOG GET)", "refused calls (ACL LOG)"):
         assert f"- {what}: " in listed
+    assert "acl" not in found(world), "jobs do not need what was refused to the command"
 
 
 def test_a_short_budget_says_what_was_not_looked_at(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,16 +12,18 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from os import environ
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from bulltask.cli.app_loader import load_app_or_broker
 from bulltask.cli.options import duration_option, json_option, lake_option, moment, redis_options
 from bulltask.cli.pipeline import (
     EXIT_LOST,
@@ -36,12 +38,14 @@ from bulltask.cli.terminal import as_table, echo, in_one_line
 from bulltask.config.parsers import parse_names
 from bulltask.jobs.errors import BulltaskError, LakeError
 from bulltask.lake.formatting import pluralize
-from bulltask.lake.status import RetentionNeed, StreamRetention, retention_examples
+from bulltask.lake.status import retention_examples
 from bulltask.lake.storage import Layout
+from bulltask.transport.streams import RetentionNeed, StreamRetention
 
 if TYPE_CHECKING:
     from bulltask.lake.status import PipelineStatus, QueueStatus, SkippedQueue
     from bulltask.lake.storage import BatchRecord, Ledger
+    from bulltask.queue.doctor import Diagnosis, Finding
     from bulltask.spark.replay import ReplayResult
 
 __all__ = [
@@ -323,7 +327,7 @@ class Requirement:
     advice: str
 
 
-@click.command("doctor", short_help="Check the installation and the retention of event streams.")
+@click.command("doctor", short_help="Check the installation, Redis, and the retention of event streams.")
 @source_options
 @duration_option("--trigger", default="10s", text="Interval between batches.")
 @duration_option(
@@ -352,14 +356,15 @@ def doctor_command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Check that the required software is installed and that the queues' event streams are long enough.
+    """Check that the required software is installed, that Redis is healthy (as 'bulltask doctor' does), and that the
+    queues' event streams are long enough.
 
     BullMQ keeps only the newest events of a queue (streams.events.maxLen). Events that are trimmed before the pipeline
     has read them are lost. Therefore, a stream should keep the events of two batches (twice the sum of trigger interval
     and batch duration) or of the longest downtime (--outage), whichever is longer.
 
-    Exit codes: 0 (all checks passed), 1 (a requirement is missing, a stream is too short, or a queue cannot be
-    recorded).
+    Exit codes: 0 (all checks passed), 1 (a requirement is missing, something is broken or a warning, such as a
+    stream that is too short, or a queue cannot be recorded).
     """
     if show_sizes:
         click.echo(_sizes())
@@ -369,14 +374,31 @@ def doctor_command(
     requirements = [_java(), *map(_package, _PACKAGES)]
     redis, streams, skipped = _check_redis(source)
     requirements.append(redis)
-    enough = all(stream.is_enough(need) is not False for stream in streams)
-    ok = enough and not skipped and all(not requirement.advice for requirement in requirements)
+    diagnosis, findings = _diagnosis(ctx, options, streams, need)
+    is_healthy = diagnosis.worst in {None, "notice"}
+    ok = is_healthy and not skipped and all(not requirement.advice for requirement in requirements)
     if as_json:
         checks = _doctor_json(requirements, streams, need, ok=ok)
-        click.echo(json.dumps({**checks, "skipped": [asdict(item) for item in skipped]}, indent=2))
+        found = {"findings": [it.to_json() for it in findings], "not_examined": list(diagnosis.not_examined)}
+        click.echo(json.dumps({**checks, **found, "skipped": [asdict(item) for item in skipped]}, indent=2))
     else:
-        echo("\n".join([*_doctor_lines(requirements, streams, need), *_skipped_queue_lines(skipped)]))
+        from bulltask.cli.doctor import finding_lines  # noqa: PLC0415 - slow
+
+        lines = _doctor_lines(requirements, streams, need), finding_lines(diagnosis, findings)
+        echo("\n".join([*chain(*lines), *_skipped_queue_lines(skipped)]))
     ctx.exit(0 if ok else 1)
+
+
+def _diagnosis(
+    ctx: click.Context, options: dict[str, Any], streams: Sequence[StreamRetention], need: RetentionNeed
+) -> tuple[Diagnosis, list[Finding]]:
+    """Return what ``bulltask doctor`` finds in the server and in these streams."""
+    from bulltask.cli.doctor import with_this_server  # noqa: PLC0415 - slow
+    from bulltask.queue.doctor import examine_streams  # noqa: PLC0415 - slow
+
+    with closing(load_app_or_broker(ctx, options)) as app:
+        diagnosis = examine_streams(app._broker, streams, need, lambda name: app.queue(name).context)
+        return diagnosis, [with_this_server(finding, ctx, options, app) for finding in diagnosis.findings]
 
 
 def _java() -> Requirement:

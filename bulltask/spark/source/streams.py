@@ -7,15 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from bulltask.jobs.errors import BulltaskError
-from bulltask.lake.status import (
-    DEFAULT_LENGTH,
-    Lag,
-    PipelineStatus,
-    SkippedQueue,
-    StreamRetention,
-    busiest_rate,
-    status_of,
-)
+from bulltask.lake.status import Lag, PipelineStatus, SkippedQueue, status_of
 from bulltask.lake.storage import Layout, Ledger, writer_pid
 from bulltask.spark.source.connection import Connection, discover_queues, not_a_stream_reason, skipped_queues
 from bulltask.spark.source.offsets import BEGINNING, StreamId, StreamState
@@ -23,9 +15,12 @@ from bulltask.spark.source.options import EventsOptions, ReadOptions, read_optio
 from bulltask.transport.call import Call, QueueKeys, command
 from bulltask.transport.redis_errors import is_wrong_type
 from bulltask.transport.streams import (
+    DEFAULT_LENGTH,
     MAX_RANGE,
     RawEntry,
     StreamInfo,
+    StreamRetention,
+    busiest_rate,
     last_id_of_range,
     page,
     stream_exists,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -17,6 +18,17 @@ from tests.support.command_output import json_of
 pytestmark = [pytest.mark.redis]
 
 Doctor = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def _healthy(redis_client: redis.Redis) -> Iterator[None]:
+    """A server that stores its data, and remembers nothing of other tests."""
+    redis_client.config_set("save", "3600 1")
+    redis_client.slowlog_reset()
+    redis_client.execute_command("ACL", "LOG", "RESET")
+    yield
+    redis_client.config_set("save", "")
+    redis_client.config_set("maxmemory-policy", "noeviction")
 
 
 @pytest.fixture
@@ -55,6 +67,26 @@ def test_a_long_enough_stream_is_ok_and_a_short_one_gets_advice(doctor: Doctor, 
     assert f"too short: set streams.events.maxLen to {busy['recommended_max_length']:,}" in table.output
     redis_client.hset("bull:{busy}:meta", "opts.maxLenEvents", busy["recommended_max_length"])
     assert doctor().exit_code == 0
+
+
+def test_what_is_wrong_with_the_server_is_found_as_by_the_doctor_of_all_queues(
+    doctor: Doctor, redis_client: redis.Redis, broker_url: str
+) -> None:
+    write(redis_client, "mail", 5_000, ms=10_000)
+    redis_client.config_set("save", "")
+    redis_client.config_set("maxmemory-policy", "allkeys-lru")
+    result = doctor("--json")
+    of_pipeline = {it["code"]: it for it in json_of(result, "pipeline doctor")["findings"]}
+    general = json_of(CliRunner().invoke(main, ["-b", broker_url, "doctor", "--json"]), "doctor")
+    of_server = {it["code"]: it for it in general["findings"] if it["queue"] is None}
+    assert of_server.keys() == {"eviction", "no-persistence"}
+    short = of_pipeline.pop("stream-too-short")
+    assert (result.exit_code, of_pipeline) == (1, of_server)
+    assert (short["queue"], short["evidence"]["needs_s"], short["severity"]) == ("mail", 30, "warning")
+    assert re.search(r"set_meta\(\{'opts.maxLenEvents': 1[56]000\}\)", short["command"])
+    printed = doctor().output
+    assert "warning: eviction\n  Redis at redis://" in printed
+    assert "keeps 10,000 events, those of 20.0 s: the pipeline needs those of 30 s" in " ".join(printed.split())
 
 
 def test_a_burst_at_the_end_of_a_quiet_stream_determines_the_rate(doctor: Doctor, redis_client: redis.Redis) -> None:
