@@ -23,7 +23,7 @@ from bulltask.jobs.errors import BrokerAuthError, BulltaskError, ConfigError, In
 from bulltask.jobs.names import address_of, name_in_app
 from bulltask.jobs.payloads import describe, is_envelope
 from bulltask.jobs.schedules import Repeat, Scheduler
-from bulltask.queue import FoundJob, FoundJobs, Job
+from bulltask.queue import FoundJob, FoundJobs, Job, Queue
 from bulltask.queue.flows import Workflow, read_workflow
 from bulltask.queue.overview import Fleet, QueueOverview, find_queues, read_fleet, read_overview
 from bulltask.queue.reasons import Explanation
@@ -57,9 +57,12 @@ STATES: Final = ("waiting", "active", "delayed", "waiting-children", "failed", "
 """The states in which a queue's jobs are listed; ``waiting`` includes prioritized jobs and due ones."""
 
 PER_PAGE: Final = 50
-_SEARCH_S: Final = 0.2
-"""How long a page searches the jobs of a queue; a search that is continued may take ten times as long."""
-_SEARCHED_AT_ONCE: Final = 1_000
+_SEARCH_S: Final = 0.15
+"""How long a page searches for jobs. A search that is continued goes on while its page is open."""
+_SEARCHED_AT_ONCE: Final = 500
+_ASKED_S: Final = 10.0
+"""For how long a search goes on after its page was last read."""
+_MAX_SEARCHES: Final = 20
 _FOUND_PER_QUEUE: Final = 10
 _MAX_FOUND: Final = 100
 _SCHEDULES_PER_QUEUE: Final = 200
@@ -70,6 +73,8 @@ _RECENT_RUNS: Final = 20
 AUDIT_ENTRIES: Final = 200
 
 _SCAN_S: Final = 600
+_SCAN_WAIT_S: Final = 0.1
+"""How long the overview waits for a scan of all keys, which takes a second if there are hundreds of thousands."""
 _COST: Final = 0.01
 """The share of one core that a page which stays open may cost: it is read again after a hundred times as long."""
 _MIN_AGE_S: Final = 2.0
@@ -191,14 +196,14 @@ class Overview:
     Attributes:
         queues: The queues, by name.
         history: Samples of the last hour or two, as far as the dashboard was open.
-        scanned_all: Whether all keys were scanned for queues that only Node.js uses.
+        scanned_all: Whether all keys were scanned for queues that only Node.js uses; ``None``: they are being scanned.
         now_ms: The server's time.
         server: The URL of Redis, without its password.
     """
 
     queues: Sequence[QueueOverview]
     history: Sequence[Moment]
-    scanned_all: bool
+    scanned_all: bool | None
     now_ms: int
     server: str
 
@@ -248,6 +253,7 @@ class QueuePage:
         found: Some of its jobs.
         counts: How many jobs each state has.
         limited_s: For how many more seconds a rate limit stops it, 0 if none does.
+        is_searching: Whether further jobs are being searched.
     """
 
     overview: QueueOverview
@@ -255,6 +261,7 @@ class QueuePage:
     found: FoundJobs
     counts: Mapping[str, int]
     limited_s: float
+    is_searching: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +351,57 @@ class _Answer:
         return mono_s() - self.read_at_s < max(_MIN_AGE_S, self.took_s / _COST)
 
 
+class _Search:
+    """A search for a page of a queue's jobs. With a cursor, it goes on in a thread while somebody looks at its page."""
+
+    def __init__(self, queue: Queue, wanted: Filter, cursor: str | None) -> None:
+        self.found = FoundJobs((), 0, 0, cursor)
+        self.is_running = False
+        self._queue = queue
+        self._wanted = wanted
+        self._goes_on = cursor is not None
+        self._is_done = False
+        self._asked_s = 0.0
+
+    def run_until(self, until_s: float) -> None:
+        """Search for about so long; if the search goes on, a thread does it."""
+        self._asked_s = mono_s()
+        if self.is_running:
+            return
+        while not self._is_done:
+            self._step()
+            if mono_s() >= until_s:
+                break
+        if self._goes_on and not self._is_done:
+            self.is_running = True
+            threading.Thread(target=self._run, name="bulltask-search", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            while not self._is_done and mono_s() < self._asked_s + _ASKED_S:
+                self._step()
+        except BulltaskError:
+            pass  # the page says so when it is read again
+        finally:
+            self.is_running = False
+
+    def _step(self) -> None:
+        """Read a part of the jobs."""
+        before, wanted = self.found, self._wanted
+        found = self._queue.search(
+            states=wanted.state,
+            text=wanted.text,
+            task=wanted.task,
+            error_fingerprint=wanted.error_fingerprint,
+            limit=PER_PAGE - len(before.jobs),
+            scan=_SEARCHED_AT_ONCE,
+            cursor=before.cursor,
+        )
+        jobs = (*before.jobs, *found.jobs)
+        self._is_done = found.cursor is None or len(jobs) >= PER_PAGE
+        self.found = FoundJobs(jobs, before.scanned + found.scanned, found.total, found.cursor)
+
+
 class Pages:
     """Reads what pages show. Methods may be called by several threads; they are as slow as Redis.
 
@@ -359,8 +417,9 @@ class Pages:
         self._history_lock = threading.Lock()
         self._lake_history: History | None = None
         self._answers: dict[tuple[object, ...], _Answer] = {}
-        self._scanned: set[str] = set()
-        self._scanned_all = True
+        self._searches: dict[tuple[object, ...], _Search] = {}
+        self._scanned: tuple[str, ...] = ()
+        self._scanned_all: bool | None = None
         self._scan_at_s = 0.0
         self._history = _History()
 
@@ -388,6 +447,7 @@ class Pages:
         """Read everything again when it is next asked for, because something was changed."""
         for answer in self._answers.values():
             answer.read_at_s = -1e9
+        self._searches = {key: search for key, search in self._searches.items() if search.is_running}
 
     # ---- pages ----
 
@@ -399,20 +459,30 @@ class Pages:
         app = self._app
         with app._broker.pool.client() as client:
             client.connect()
-            is_due = mono_s() >= self._scan_at_s
-            named = {*app.tasks.queues, *(app._config.queues or ())}
-            known = {app._broker.keys(name).name for name in named} | self._scanned
-            found = find_queues(client, app._config.prefix, known, scan=is_due)
-            if is_due:
-                self._scanned = set(found.names)
-                self._scanned_all = found.scanned_all
+            if mono_s() >= self._scan_at_s:
                 self._scan_at_s = mono_s() + _SCAN_S
+                scan = threading.Thread(target=self._scan, name="bulltask-scan", daemon=True)
+                scan.start()
+                scan.join(_SCAN_WAIT_S)
+            named = {*app.tasks.queues, *(app._config.queues or ())}
+            known = {*(app._broker.keys(name).name for name in named), *self._scanned}
+            found = find_queues(client, app._config.prefix, known, scan=False)
             now_ms = app._broker.clock.now_ms()
             overview = read_overview(client, [self._keys(name) for name in found.names], now_ms)
         figures = {queue.keys.name: queue.figures for queue in overview}
         samples = {name: _sample(its) for name, its in figures.items() if not isinstance(its, BulltaskError)}
         self._history.add(now_ms, samples)
         return Overview(overview, self._history.moments, self._scanned_all, now_ms, app._broker.endpoint.safe_url)
+
+    def _scan(self) -> None:
+        """Scan all keys for queues that only Node.js uses."""
+        try:
+            with self._app._broker.pool.client() as client:
+                client.connect()
+                found = find_queues(client, self._app._config.prefix)
+            self._scanned, self._scanned_all = found.names, found.scanned_all
+        except BulltaskError:
+            self._scan_at_s = 0.0  # the page says why Redis cannot be read
 
     def _keys(self, name: str) -> QueueKeys:
         config = self._app._config
@@ -552,43 +622,29 @@ class Pages:
         return self._once(("queue", name, wanted, cursor), lambda: self._read_queue(name, wanted, cursor))
 
     def _read_queue(self, name: str, wanted: Filter, cursor: str | None) -> QueuePage:
-        queue = self._app.queue(name)
+        until_s, queue = mono_s() + _SEARCH_S, self._app.queue(name)
         with self._app._broker.pool.client() as client:
             client.connect()
             now_ms = self._app._broker.clock.now_ms()
             [overview] = read_overview(client, [self._app._broker.keys(name)], now_ms)
         if isinstance(overview.figures, BulltaskError):
             raise overview.figures
-        found = self._find(name, wanted, cursor)
+        explanation, limited_s = queue.explain(), queue.get_rate_limit_ttl()
+        search = self._searches.get((name, wanted, cursor)) or _Search(queue, wanted, cursor)
+        search.run_until(until_s)
+        if search.is_running:
+            self._searches[name, wanted, cursor] = search
+            for old in list(self._searches)[:-_MAX_SEARCHES]:
+                self._searches.pop(old, None)
         counts = {**overview.figures.jobs, "waiting": overview.figures.waiting}
-        return QueuePage(overview, queue.explain(), found, counts, queue.get_rate_limit_ttl())
-
-    def _find(self, name: str, wanted: Filter, cursor: str | None) -> FoundJobs:
-        """Search for a page of jobs, until there are enough or it has taken too long."""
-        until_s = mono_s() + _SEARCH_S * (1 if cursor is None else 10)
-        jobs, scanned = list[FoundJob](), 0
-        while True:
-            found = self._app.queue(name).search(
-                states=wanted.state,
-                text=wanted.text,
-                task=wanted.task,
-                error_fingerprint=wanted.error_fingerprint,
-                limit=PER_PAGE - len(jobs),
-                scan=_SEARCHED_AT_ONCE,
-                cursor=cursor,
-            )
-            jobs += found.jobs
-            scanned += found.scanned
-            cursor = found.cursor
-            if cursor is None or len(jobs) >= PER_PAGE or mono_s() >= until_s:
-                return FoundJobs(tuple(jobs), scanned, found.total, cursor)
+        return QueuePage(overview, explanation, search.found, counts, limited_s, search.is_running)
 
     def search(self, text: str) -> SearchPage:
         """Find jobs in all queues: one with this id, or with this text among the newest jobs of each state."""
         return self._once(("search", text), lambda: self._search(text))
 
     def _search(self, text: str) -> SearchPage:
-        queues = self.overview().queues
+        until_s, queues = mono_s() + _SEARCH_S, self.overview().queues
         with self._app._broker.pool.client() as client:
             client.connect()
             # Other keys of a queue, such as "meta", are no jobs: they have no name, or are no hash.
@@ -601,12 +657,13 @@ class Pages:
             if not isinstance(reply, BulltaskError) and reply[0] is not None:
                 exact.append(queue.keys.queue)
         jobs, scanned, searched = list[FoundJob](), 0, 0
-        until_s = mono_s() + _SEARCH_S
         for queue in queues if text and not exact else ():
             if mono_s() >= until_s or len(jobs) >= _MAX_FOUND:
                 break
             searched += 1
             for state in _states_with_jobs(queue):
+                if mono_s() >= until_s:
+                    break
                 page = self._app.queue(queue.keys.queue).search(
                     states=state, text=text, limit=_FOUND_PER_QUEUE, scan=_SEARCHED_AT_ONCE
                 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+import threading
 from collections.abc import Mapping
 from datetime import datetime
 from enum import Enum
@@ -15,7 +16,7 @@ import httpx
 import pytest
 
 from bulltask import App
-from bulltask.dashboard import Access, Dashboard, Role, changes
+from bulltask.dashboard import Access, Dashboard, Role, changes, pages
 from bulltask.dashboard.access import User
 from bulltask.dashboard.forms import Field, Invalid, task_form
 from bulltask.dashboard.pages import Filter
@@ -23,6 +24,7 @@ from bulltask.jobs.errors import ConfigError
 from bulltask.queue.fields import RateLimit
 from bulltask.testing import InlineWorker, use_server
 from bulltask.testing.worker import WorkerProcess, wait_until
+from bulltask.transport.call import command
 from tests.dashboard.conftest import Browser, Open, links
 from tests.support.lake import LakeBuilder, at
 
@@ -99,6 +101,54 @@ def test_jobs_are_found_by_id_name_data_and_error_and_the_page_says_how_many_wer
     nothing = text_of(browser.get("/queues/mail?state=failed&text=nothing").text)
     assert "No such jobs." in nothing
     assert "1 of 1 jobs were read" in nothing
+
+
+def test_a_search_of_many_jobs_goes_on_while_its_page_is_open(
+    browser: Browser, app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "_SEARCH_S", 0)
+    monkeypatch.setattr(pages, "_SEARCHED_AT_ONCE", 100)
+    monkeypatch.setattr(pages, "_MIN_AGE_S", 0)
+    monkeypatch.setattr(pages, "_COST", 1)
+    ids = [job.id for job in app.queue("mail").add_bulk([{"name": "send"}] * 1_000)]
+    page = browser.get("/queues/mail", params={"text": ids[-1]})
+    assert not listed(page.text)
+    assert "of 1,000 jobs were read." in text_of(page.text)
+    [following] = [link for link in links(page.text) if "cursor=" in link]
+    page = browser.get(f"/queues/mail{following}")
+    assert "Search on" not in page.text
+    wait_until(lambda: listed(browser.get(f"/queues/mail{following}").text) == [ids[-1]], 10, "the job")
+    wait_until(lambda: "goes on" not in browser.get(f"/queues/mail{following}").text, 10, "the end")
+    app.queue("mail").remove(ids[-1])
+    browser.act("/queues/mail/pause")
+    assert not listed(browser.get(f"/queues/mail{following}").text)
+
+
+def test_the_overview_does_not_wait_for_a_long_scan_of_all_keys(
+    browser: Browser, app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends, find = threading.Event(), pages.find_queues
+
+    def find_slowly(client: Any, prefix: str, known: Any = (), *, scan: bool = True) -> Any:
+        assert not scan or ends.wait(30)
+        return find(client, prefix, known, scan=scan)
+
+    monkeypatch.setattr(pages, "find_queues", find_slowly)
+    app.send_task("send", queue="mail")
+    with app._broker.pool.client() as client:
+        client.run(command("HSET", f"{app._config.prefix}:of-node:meta", "version", "bullmq:5.62.0", parse_reply=int))
+    html = browser.get("/").text
+    assert "mail" in html
+    assert "of-node" not in html
+    assert "still being scanned" in html
+    ends.set()
+
+    def is_shown() -> bool:
+        browser.site._pages.forget()
+        html = browser.get("/").text
+        return "of-node" in html and "scanned" not in html
+
+    wait_until(is_shown, 10, "the queue of Node.js")
 
 
 @pytest.mark.parametrize("query", ["state=x", "cursor=x", "cursor=W10"])
