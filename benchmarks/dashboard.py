@@ -27,7 +27,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from html import unescape
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlencode
 
 import redis
@@ -35,7 +35,7 @@ import redis
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.processes import ROOT, Failed, poll, server, server_cpu_us, tree_cpu_us
-from bulltask import App, chord, signature
+from bulltask import App, Signature, chord, signature
 
 GOAL_MS: Final = 300
 SLOW_US: Final = 5_000
@@ -46,6 +46,7 @@ DAY_MS: Final = 86_400_000
 NODES: Final = 990
 TAB_ROUNDS: Final = 2
 FLOOD: Final = 20  # jobs, every tenth of a second
+MAIL: Final = "bull:{mail}:"
 TABS: Final[Mapping[str, tuple[str, ...]]] = {
     "no tab": (),
     "one: overview": ("/",),
@@ -202,28 +203,36 @@ def worker(broker: str, queues: str, directory: Path) -> Iterator[None]:
 # ---- what the servers contain ----
 
 
+def call(task: str, *args: object, **options: Any) -> Signature[Any, Any]:
+    """Return a call of a task."""
+    called: Signature[Any, Any] = signature(task, args=args)  # type: ignore[assignment]
+    called.set(**options)
+    return called
+
+
+def finished(client: redis.Redis, base: str, state: str, start: int, end: int) -> list[str]:
+    """Return the ids of some of a queue's jobs that have finished."""
+    ids: Any = client.zrange(f"{base}{state}", start, end)
+    return [job_id.decode() for job_id in ids]
+
+
 def fill_jobs(app: App, client: redis.Redis, completed: int, failed: int, directory: Path) -> dict[str, str]:
     """Fill the queue ``mail``; return the ids of a waiting job and of a workflow's last one."""
     mail = app.queue("mail")
-    letters = [
-        signature("mail.send", args=(number, "reader@example.com")).set(queue="mail", max_retries=0)
-        for number in range(2 * SEEDS)
-    ]
-    app.send_many(letters)
+    app.send_many(
+        [call("mail.send", number, "reader@example.com", queue="mail", max_retries=0) for number in range(2 * SEEDS)]
+    )
     with worker(str(app.conf.broker_url), "mail,load", directory):
         if not poll(lambda: sum(mail.get_job_counts("completed", "failed").values()) == 2 * SEEDS, 0.1, 60):
             raise Failed("the worker did not run the first jobs")
-    copy(client, "bull:{mail}:", "completed", completed)
-    copy(client, "bull:{mail}:", "failed", failed)
-    app.send_many([signature("mail.send", args=(0, "later@example.com")).set(queue="mail") for _ in range(5_000)])
+    copy(client, MAIL, "completed", completed)
+    copy(client, MAIL, "failed", failed)
+    app.send_many([call("mail.send", 0, "later@example.com", queue="mail") for _ in range(5_000)])
     app.send_many(
-        [
-            signature("mail.send", args=(0, "later@example.com")).set(queue="mail", countdown=3600 + number)
-            for number in range(1_000)
-        ]
+        [call("mail.send", 0, "later@example.com", queue="mail", countdown=3600 + number) for number in range(1_000)]
     )
-    parts = [signature("shop.noop", args=(number,)).set(queue="flows") for number in range(NODES)]
-    last = chord(parts, signature("shop.noop").set(queue="flows")).apply_async()
+    parts = [call("shop.noop", number, queue="flows") for number in range(NODES)]
+    last = chord(parts, call("shop.noop", queue="flows")).apply_async()
     app.send_task("shop.noop", args=(1,), queue="spare")
     waiting = mail.get_jobs(["waiting"], 0, 0)[0]
     return {"waiting": waiting.id, "workflow": last.id}
@@ -232,19 +241,19 @@ def fill_jobs(app: App, client: redis.Redis, completed: int, failed: int, direct
 def fill_queues(app: App, client: redis.Redis, queues: int, directory: Path) -> None:
     """Make queues, each with a few jobs in three states."""
     fill_jobs(app, client, 1_000, 100, directory)
-    keys = client.scan_iter("bull:{mail}:*-*", count=1_000)
+    keys = client.scan_iter(f"{MAIL}*-*", count=1_000)
     seeds = [key for key in keys if client.type(key) == b"hash"][:SEEDS]
     for first in range(0, queues, 100):
         names = [f"team{number % 20}-queue{number}" for number in range(first, min(first + 100, queues))]
-        app.send_many([signature("mail.send", args=(0, "x@example.com")).set(queue=name) for name in names] * 3)
+        app.send_many([call("mail.send", 0, "x@example.com", queue=name) for name in names] * 3)
         for name in names:
             copy(client, f"bull:{{{name}}}:", "completed", 20, seeds)
             copy(client, f"bull:{{{name}}}:", "failed", 5, seeds)
 
 
-def copy(client: redis.Redis, base: str, state: str, number: int, seeds: Sequence[bytes] = ()) -> None:
+def copy(client: redis.Redis, base: str, state: str, number: int, seeds: Sequence[str | bytes] = ()) -> None:
     """Add so many copies of the jobs of a state, which have finished during the last day."""
-    found = list(seeds) or [f"{base}{job_id.decode()}" for job_id in client.zrange(f"{base}{state}", 0, -1)]
+    found = list(seeds) or [f"{base}{job_id}" for job_id in finished(client, base, state, 0, -1)]
     script, now_ms = client.register_script(COPY), int(time.time() * 1000)
     for first in range(0, number, AT_ONCE):
         last = min(first + AT_ONCE, number) - 1
@@ -255,10 +264,7 @@ def copy(client: redis.Redis, base: str, state: str, number: int, seeds: Sequenc
 
 
 def pages_of_jobs(client: redis.Redis, ids: Mapping[str, str], rounds: int) -> dict[str, Address]:
-    some = {
-        state: [job_id.decode() for job_id in client.zrange(f"bull:{{mail}}:{state}", 500, 500 + rounds)]
-        for state in ("completed", "failed")
-    }
+    some = {state: finished(client, MAIL, state, 500, 500 + rounds) for state in ("completed", "failed")}
     mail = "/queues/mail"
     error = {"state": "failed", "task": "mail.send", "error": "cannot send letter # to reader#@example.com"}
     return {
@@ -338,7 +344,7 @@ def measure(
 
 def count_and_next(broker: str, directory: Path) -> list[str]:
     """Follow links to next pages of a search, and count the jobs of a change."""
-    lines = []
+    lines: list[str] = []
     with Board(broker, directory) as board:
         took, html = board.get("/queues/mail?state=completed&text=nobody")
         while (link := re.search(r'<a rel="next" href="([^"]+)"', html)) and len(lines) < 3:
@@ -361,7 +367,7 @@ def load(app: App, stop: threading.Event) -> None:
     """Send jobs at a constant rate."""
     due = time.monotonic()
     while not stop.is_set():
-        app.send_many([signature("shop.noop", args=(number,)).set(queue="load") for number in range(FLOOD)])
+        app.send_many([call("shop.noop", number, queue="load") for number in range(FLOOD)])
         due += 0.1
         stop.wait(max(0.0, due - time.monotonic()))
 

@@ -7,9 +7,9 @@ both call the same functions of :mod:`bulltask.queue`. What may not be read is `
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -65,6 +65,7 @@ _ASKED_S: Final = 10.0
 _MAX_SEARCHES: Final = 20
 _FOUND_PER_QUEUE: Final = 10
 _MAX_FOUND: Final = 100
+_MAX_EXACT: Final = 100
 _SCHEDULES_PER_QUEUE: Final = 200
 _MAX_SCHEDULES: Final = 1_000
 _NEXT_TIMES: Final = 5
@@ -78,6 +79,9 @@ _SCAN_WAIT_S: Final = 0.1
 _COST: Final = 0.01
 """The share of one core that a page which stays open may cost: it is read again after a hundred times as long."""
 _MIN_AGE_S: Final = 2.0
+_WAIT_S: Final = 0.1
+"""How long a view of many queues waits until they are read again; then it shows what was read before."""
+_MANY_QUEUES: Final = 30
 _HISTORY: Final = 120
 _HISTORY_MS: Final = 3_600_000
 _UNSEEN_MS: Final = 600_000
@@ -112,7 +116,7 @@ class Sample:
 
 
 Moment = tuple[int, Mapping[str, Sample]]
-"""The server's time, and how full each queue was."""
+"""The server's time, and how full each queue was; ``""`` is all of them."""
 
 
 class _History:
@@ -336,19 +340,64 @@ class JobPage:
     now_ms: int
 
 
-@dataclass(slots=True)
 class _Answer:
     """What was read for a page, which other tabs with this page are shown, too."""
 
-    value: Any = None
-    error: BaseException | None = None
-    read_at_s: float = -1e9
-    took_s: float = 0.0
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self) -> None:
+        self._value: Any = None
+        self._error: Exception | None = None
+        self._read_at_s = -1e9
+        self._took_s = 0.0
+        self._is_forgotten = False
+        self._lock = threading.Lock()
+        self._reader: threading.Thread | None = None
+
+    def get(self, read: Callable[[], R], *, slow: bool) -> R:
+        """Return what was read a moment ago, or read it; threads that ask at the same time wait.
+
+        If it is ``slow`` to read, the last answer is returned, unless it is old, and a thread reads the next one.
+        """
+        if slow and self._age_s < 2 * self._kept_s:
+            if not self._is_fresh and (self._reader is None or not self._reader.is_alive()):
+                self._reader = threading.Thread(target=self._read, args=(read,), name="bulltask-reader", daemon=True)
+                self._reader.start()
+            if self._reader is not None:
+                self._reader.join(_WAIT_S)
+        else:
+            self._read(read)
+        if self._error is not None:
+            raise self._error
+        value: R = self._value
+        return value
+
+    def forget(self) -> None:
+        """Read it again when it is next asked for."""
+        self._is_forgotten = True
 
     @property
-    def is_fresh(self) -> bool:
-        return mono_s() - self.read_at_s < max(_MIN_AGE_S, self.took_s / _COST)
+    def _age_s(self) -> float:
+        return mono_s() - self._read_at_s
+
+    @property
+    def _kept_s(self) -> float:
+        return max(_MIN_AGE_S, self._took_s / _COST)
+
+    @property
+    def _is_fresh(self) -> bool:
+        return not self._is_forgotten and self._age_s < self._kept_s
+
+    def _read(self, read: Callable[[], Any]) -> None:
+        with self._lock:
+            if self._is_fresh:
+                return
+            self._is_forgotten = False
+            started_s = mono_s()
+            try:
+                self._value, self._error = read(), None
+            except Exception as exc:  # noqa: BLE001 - raised to all who ask
+                self._error = exc
+            self._read_at_s = mono_s()
+            self._took_s = self._read_at_s - started_s
 
 
 class _Search:
@@ -418,42 +467,31 @@ class Pages:
         self._lake_history: History | None = None
         self._answers: dict[tuple[object, ...], _Answer] = {}
         self._searches: dict[tuple[object, ...], _Search] = {}
+        self._queue_count = 0
+        self._keys_of: dict[str, QueueKeys] = {}
         self._scanned: tuple[str, ...] = ()
         self._scanned_all: bool | None = None
         self._scan_at_s = 0.0
         self._history = _History()
 
-    def _once(self, key: tuple[object, ...], read: Callable[[], R]) -> R:
-        """Return what was read for this key a moment ago, or read it; threads that ask at the same time wait."""
+    def _once(self, key: tuple[object, ...], read: Callable[[], R], *, of_all: bool = False) -> R:
+        """Return what was read for this key a moment ago, or read it; ``of_all``: it is read of all queues."""
         if len(self._answers) > 1_000:
             self._answers.clear()
-        answer = self._answers.setdefault(key, _Answer())
-        with answer.lock:
-            if not answer.is_fresh:
-                started_s = mono_s()
-                try:
-                    answer.value = read()
-                    answer.error = None
-                except BulltaskError as exc:
-                    answer.error = exc
-                answer.read_at_s = mono_s()
-                answer.took_s = answer.read_at_s - started_s
-            if answer.error is not None:
-                raise answer.error
-            found: R = answer.value
-            return found
+        slow = of_all and self._queue_count > _MANY_QUEUES
+        return self._answers.setdefault(key, _Answer()).get(read, slow=slow)
 
     def forget(self) -> None:
         """Read everything again when it is next asked for, because something was changed."""
-        for answer in self._answers.values():
-            answer.read_at_s = -1e9
+        for answer in list(self._answers.values()):
+            answer.forget()
         self._searches = {key: search for key, search in self._searches.items() if search.is_running}
 
     # ---- pages ----
 
     def overview(self) -> Overview:
         """Read how full all queues are."""
-        return self._once(("overview",), self._read_overview)
+        return self._once(("overview",), self._read_overview, of_all=True)
 
     def _read_overview(self) -> Overview:
         app = self._app
@@ -467,11 +505,12 @@ class Pages:
             named = {*app.tasks.queues, *(app._config.queues or ())}
             known = {*(app._broker.keys(name).name for name in named), *self._scanned}
             found = find_queues(client, app._config.prefix, known, scan=False)
+            self._queue_count = len(found.names)
             now_ms = app._broker.clock.now_ms()
             overview = read_overview(client, [self._keys(name) for name in found.names], now_ms)
         figures = {queue.keys.name: queue.figures for queue in overview}
         samples = {name: _sample(its) for name, its in figures.items() if not isinstance(its, BulltaskError)}
-        self._history.add(now_ms, samples)
+        self._history.add(now_ms, {"": _total(samples.values()), **samples})
         return Overview(overview, self._history.moments, self._scanned_all, now_ms, app._broker.endpoint.safe_url)
 
     def _scan(self) -> None:
@@ -485,8 +524,12 @@ class Pages:
             self._scan_at_s = 0.0  # the page says why Redis cannot be read
 
     def _keys(self, name: str) -> QueueKeys:
-        config = self._app._config
-        return QueueKeys(config.prefix, name, name_in_app(name, hash_tag=config.queue_hash_tag))
+        """Return a queue by its name in BullMQ; the names of its keys are made once, because there may be thousands."""
+        if (keys := self._keys_of.get(name)) is None:
+            config = self._app._config
+            keys = QueueKeys(config.prefix, name, name_in_app(name, hash_tag=config.queue_hash_tag))
+            self._keys_of[name] = keys
+        return keys
 
     def charts(self, queue: str | None) -> Charts:
         """Read the figures of a queue over time, or of those queues that have the most jobs."""
@@ -503,24 +546,23 @@ class Pages:
                 moments.append((moments[-1][0] + 1, {}))  # no line through a time in which nothing was read
             moments.append(moment)
 
-        def lines(
-            read: Callable[[Sample], float | None], total: Callable[[Iterable[float]], float]
-        ) -> dict[str, list[float | None]]:
-            values = [{name: read(sample) for name, sample in found.items()} for _, found in moments]
-            found = {keys.queue: [one.get(keys.name) for one in values] for keys in shown}
+        def lines(read: Callable[[Sample], float | None]) -> dict[str, list[float | None]]:
+            names_of_lines = {keys.queue: keys.name for keys in shown}
             if len(names) > 1:
-                known = [[value for value in one.values() if value is not None] for one in values]
-                found = {_ALL: [total(one) if one else None for one in known], **found}
-            return found
+                names_of_lines = {_ALL: "", **names_of_lines}
+            return {
+                title: [read(found[name]) if name in found else None for _, found in moments]
+                for title, name in names_of_lines.items()
+            }
 
         minutes, per_minute = ([], {}) if queue is None else self._read_metrics(queue, overview.now_ms)
         return Charts(
             queues=[keys.queue for keys in shown],
             times_ms=[at_ms for at_ms, _ in moments],
-            waiting=lines(lambda one: one.waiting, sum),
-            oldest_s=lines(lambda one: None if one.oldest_ms is None else one.oldest_ms / 1000, max),
-            rate=lines(lambda one: one.finished_per_s, sum),
-            active=lines(lambda one: one.active, sum),
+            waiting=lines(lambda one: one.waiting),
+            oldest_s=lines(lambda one: None if one.oldest_ms is None else one.oldest_ms / 1000),
+            rate=lines(lambda one: one.finished_per_s),
+            active=lines(lambda one: one.active),
             left_out=len(names) - len(shown),
             minutes_ms=minutes,
             per_minute=per_minute,
@@ -588,7 +630,7 @@ class Pages:
 
     def fleet(self) -> tuple[Fleet, int]:
         """Read the workers of all queues; the second value is the server's time."""
-        return self._once(("fleet",), self._read_fleet)
+        return self._once(("fleet",), self._read_fleet, of_all=True)
 
     def _read_fleet(self) -> tuple[Fleet, int]:
         queues = [queue.keys for queue in self.overview().queues]
@@ -599,7 +641,7 @@ class Pages:
 
     def failures(self) -> Sequence[FailureGroup]:
         """Read the failed jobs of all queues, grouped by task and error: each queue's newest ones."""
-        return self._once(("failures",), self._read_failures)
+        return self._once(("failures",), self._read_failures, of_all=True)
 
     def _read_failures(self) -> Sequence[FailureGroup]:
         failed = [
@@ -669,11 +711,11 @@ class Pages:
                 )
                 jobs += page.jobs
                 scanned += page.scanned
-        return SearchPage(exact, jobs[:_MAX_FOUND], scanned, searched, len(queues))
+        return SearchPage(exact[:_MAX_EXACT], jobs[:_MAX_FOUND], scanned, searched, len(queues))
 
     def schedules(self) -> Schedules:
         """Read the schedules of all queues."""
-        return self._once(("schedules",), self._read_schedules)
+        return self._once(("schedules",), self._read_schedules, of_all=True)
 
     def _read_schedules(self) -> Schedules:
         queues = [queue.keys for queue in self.overview().queues]
@@ -846,6 +888,17 @@ def _states_with_jobs(queue: QueueOverview) -> list[str]:
 def _sample(figures: QueueFigures) -> Sample:
     rate = None if figures.window_ms is None else figures.finished * 1000 / figures.window_ms
     return Sample(figures.waiting, figures.active, figures.oldest_ms if figures.waiting else 0, rate)
+
+
+def _total(samples: Collection[Sample]) -> Sample:
+    oldest = [sample.oldest_ms for sample in samples if sample.oldest_ms is not None]
+    rates = [sample.finished_per_s for sample in samples if sample.finished_per_s is not None]
+    return Sample(
+        waiting=sum(sample.waiting for sample in samples),
+        active=sum(sample.active for sample in samples),
+        oldest_ms=max(oldest, default=None),
+        finished_per_s=sum(rates) if rates else None,
+    )
 
 
 def _size(queue: QueueOverview) -> int:

@@ -396,10 +396,36 @@ async def _form(request: Request, max_bytes: int) -> FormData:
 # ---- what pages show ----
 
 
-def _overview(pages: Pages, _request: Request) -> Mapping[str, Any]:
-    overview = pages.overview()
+def _overview(pages: Pages, request: Request) -> Mapping[str, Any]:
+    params, overview = request.query_params, pages.overview()
+    name, order, start = params.get("name", "").strip(), params.get("order", ""), params.get("from", "")
+    first = int(start) if re.fullmatch(r"[0-9]{1,9}", start) else 0
+    queues = [queue for queue in overview.queues if name.casefold() in queue.keys.queue.casefold()]
+    if order in _ORDERS:
+        queues.sort(key=lambda queue: getattr(queue.figures, _ORDERS[order], None) or 0, reverse=True)
     fleet, _ = pages.fleet()
-    return {"overview": overview, "fleet": fleet, "failures": pages.failures()[:8]}
+    return {
+        "overview": overview,
+        "queues": queues[first : first + _QUEUES_PER_PAGE],
+        "found": len(queues),
+        "first": first,
+        "per_page": _QUEUES_PER_PAGE,
+        "orders": list(_ORDERS),
+        "filters": {"name": name, "order": order if order in _ORDERS else ""},
+        "fleet": fleet,
+        "failures": pages.failures()[:8],
+    }
+
+
+_QUEUES_PER_PAGE: Final = 100
+_ORDERS: Final = {
+    "waiting": "waiting",
+    "oldest": "oldest_ms",
+    "active": "active",
+    "failed": "failed",
+    "completed": "completed",
+}
+"""By which figures the queues can be sorted."""
 
 
 def _workers(pages: Pages, _request: Request) -> Mapping[str, Any]:

@@ -132,6 +132,16 @@ def test_mounted_behind_a_proxy_that_sends_its_prefix(dashboard: Dashboard) -> N
     check(Browser(Proxy(mounted, "/ops", {"X-Forwarded-Prefix": "/ops"}, strips=True)), "/ops/tasks")
 
 
+@pytest.mark.parametrize("mounted", [True, False])
+def test_under_a_server_that_knows_its_root_path(dashboard: Dashboard, mounted: bool) -> None:
+    async def served(scope: Any, receive: Any, send: Any) -> None:  # as by ``uvicorn --root-path /ops``
+        if scope["type"] == "http":
+            scope = {**scope, "root_path": "/ops", "path": f"/ops{scope['path']}"}
+        await (Starlette(routes=[Mount("/tasks", dashboard)]) if mounted else dashboard)(scope, receive, send)
+
+    check(Browser(Proxy(served, "/ops", {}, strips=True)), "/ops/tasks" if mounted else "/ops")
+
+
 @pytest.mark.parametrize("strips", [True, False])
 def test_behind_a_proxy_whose_path_it_was_told(app: App, dashboard: Dashboard, strips: bool) -> None:
     told = Dashboard(app, Access(token=TOKEN, secret=SECRET), path="/ops")

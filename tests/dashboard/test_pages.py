@@ -16,12 +16,13 @@ import httpx
 import pytest
 
 from bulltask import App
-from bulltask.dashboard import Access, Dashboard, Role, changes, pages
+from bulltask.dashboard import Access, Dashboard, Role, changes, pages, site
 from bulltask.dashboard.access import User
 from bulltask.dashboard.forms import Field, Invalid, task_form
 from bulltask.dashboard.pages import Filter
 from bulltask.jobs.errors import ConfigError
 from bulltask.queue.fields import RateLimit
+from bulltask.queue.overview import find_queues, read_overview
 from bulltask.testing import InlineWorker, use_server
 from bulltask.testing.worker import WorkerProcess, wait_until
 from bulltask.transport.call import command
@@ -127,11 +128,11 @@ def test_a_search_of_many_jobs_goes_on_while_its_page_is_open(
 def test_the_overview_does_not_wait_for_a_long_scan_of_all_keys(
     browser: Browser, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ends, find = threading.Event(), pages.find_queues
+    ends = threading.Event()
 
     def find_slowly(client: Any, prefix: str, known: Any = (), *, scan: bool = True) -> Any:
         assert not scan or ends.wait(30)
-        return find(client, prefix, known, scan=scan)
+        return find_queues(client, prefix, known, scan=scan)
 
     monkeypatch.setattr(pages, "find_queues", find_slowly)
     app.send_task("send", queue="mail")
@@ -149,6 +150,47 @@ def test_the_overview_does_not_wait_for_a_long_scan_of_all_keys(
         return "of-node" in html and "scanned" not in html
 
     wait_until(is_shown, 10, "the queue of Node.js")
+
+
+def test_many_queues_are_shown_a_page_at_a_time_and_found_by_name_or_sorted(
+    browser: Browser, app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site, "_QUEUES_PER_PAGE", 2)
+    for name, count in (("mail-a", 1), ("mail-b", 3), ("print", 2), ("<b>", 1)):
+        app.queue(name).add_bulk([{"name": "send"}] * count)
+
+    def shown(address: str) -> list[str]:
+        return re.findall(r'<th scope="row"><a href="/queues/([^"]*)"', browser.get(address).text)
+
+    assert shown("/") == ["%253Cb%253E", "mail-a"]
+    [following] = [link for link in links(browser.get("/").text) if "from=" in link]
+    assert shown(f"/{following}") == ["mail-b", "print"]
+    assert "3 to 4 of 4" in text_of(browser.get(f"/{following}").text)
+    assert shown("/?name=MAIL") == ["mail-a", "mail-b"]
+    assert shown("/?order=waiting") == ["mail-b", "print"]
+    assert shown("/?order=x&from=-1") == shown("/")
+    assert not shown("/?from=99")
+    assert "No such queues." in browser.get("/?name=<i>").text
+
+
+def test_a_view_of_many_queues_shows_what_was_read_before_while_they_are_read_again(
+    browser: Browser, app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "_MANY_QUEUES", 0)
+    app.send_task("send", queue="mail")
+    assert "paused" not in browser.get("/").text
+    goes_on = threading.Event()
+
+    def read_slowly(*arguments: Any) -> Any:
+        assert goes_on.wait(30)
+        return read_overview(*arguments)
+
+    app.queue("mail").pause()
+    browser.site._pages.forget()
+    monkeypatch.setattr(pages, "read_overview", read_slowly)
+    assert "paused" not in browser.get("/").text
+    goes_on.set()
+    wait_until(lambda: "paused" in browser.get("/").text, 10, "the queue's pause")
 
 
 @pytest.mark.parametrize("query", ["state=x", "cursor=x", "cursor=W10"])
