@@ -293,7 +293,7 @@ def _run_task(form: SentForm) -> Outcome:
     name = form.text("task") if "task" not in form.request.path_params else form.param("task")
     task = form.pages.app.tasks.get(name)
     if not name:
-        raise Invalid({"task": "this is needed"})
+        raise Invalid({"task": "required"})
     call = _plain_arguments(form) if task is None else task_form(form.pages.app, task).arguments(form.fields)
     options: dict[str, Any] = {}
     errors: dict[str, str] = {}
@@ -318,9 +318,9 @@ def _plain_arguments(form: SentForm) -> Arguments:
     try:
         data = json.loads(form.text("data") or "{}")
     except (ValueError, RecursionError) as exc:
-        raise Invalid({"data": f"type JSON ({exc})"}) from exc
+        raise Invalid({"data": f"enter JSON ({exc})"}) from exc
     if not isinstance(data, dict | list):
-        raise Invalid({"data": "type a JSON object with the keyword arguments, or an array with the arguments"})
+        raise Invalid({"data": "enter a JSON object with the keyword arguments, or an array with the arguments"})
     return Arguments(data, {}) if isinstance(data, list) else Arguments((), data)
 
 

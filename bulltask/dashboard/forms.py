@@ -76,7 +76,7 @@ def _number(text: str, kind: type[int] | type[float]) -> float:
     except ValueError:
         number = nan
     if not isfinite(number):
-        raise ValueError("type a whole number" if kind is int else "type a number, such as 1.5")
+        raise ValueError("enter a whole number" if kind is int else "enter a number, such as 1.5")
     return number
 
 
@@ -84,7 +84,7 @@ def _json(text: str) -> Any:
     try:
         return json.loads(text, parse_constant=_reject)
     except (ValueError, RecursionError) as exc:
-        raise ValueError(f'type JSON, such as "text", 5, [1, 2] or {{"a": 1}} ({exc})') from None
+        raise ValueError(f'enter JSON, such as "text", 5, [1, 2] or {{"a": 1}} ({exc})') from None
 
 
 def _reject(constant: str) -> Any:
@@ -149,12 +149,12 @@ class TaskForm:
                 continue
             try:
                 if is_empty and field.kind != "text" and not field.accepts_none:
-                    raise ValueError("this is needed")  # noqa: TRY301 - as what parse() raises
+                    raise ValueError("required")  # noqa: TRY301 - as what parse() raises
                 value = field.parse(text)
                 if not isinstance(value, containers.get(self.kinds[field.name], object)):
                     is_array = self.kinds[field.name] is _Parameter.VAR_POSITIONAL
                     example = "array, such as [1, 2]" if is_array else 'object, such as {"a": 1}'
-                    raise ValueError(f"type a JSON {example}")  # noqa: TRY004, TRY301
+                    raise ValueError(f"enter a JSON {example}")  # noqa: TRY004, TRY301
                 values[field.name] = value
             except ValueError as exc:
                 errors[field.name] = str(exc)
@@ -171,10 +171,10 @@ class TaskForm:
         if self._rest in values:
             unnamed = [name for name, kind in self.kinds.items() if kind is not _Parameter.KEYWORD_ONLY]
             unnamed = unnamed[: unnamed.index(self._rest)]
-            return {name: f"this is needed before {self._rest}" for name in unnamed if name not in values}
+            return {name: f"required before {self._rest}" for name in unnamed if name not in values}
         given = [name in values for name in unnamed]
         last = max((index for index, is_given in enumerate(given) if is_given), default=0)
-        return {name: f"this is needed before {unnamed[last]}" for name in unnamed[:last] if name not in values}
+        return {name: f"required before {unnamed[last]}" for name in unnamed[:last] if name not in values}
 
 
 def task_form(app: App, task: AnyTask[..., Any]) -> TaskForm:
