@@ -21,7 +21,7 @@ from bulltask.queue import doctor
 from bulltask.queue.doctor import CHECKS, Diagnosis, Finding, examine
 from bulltask.queue.overview import find_queues
 from bulltask.queue.reasons import REASONS
-from bulltask.transport.call import QueueKeys
+from bulltask.transport.call import QueueKeys, known_queues
 from bulltask.transport.permissions import role_grants
 from tests.conftest import ServerFactory
 from tests.redis import test_reasons
@@ -440,6 +440,47 @@ def test_what_may_not_be_read_is_listed_and_not_taken_for_health(world: World) -
     for what in ("persistence (CONFIG GET save)", "the slow log (SLOWLOG GET)", "refused calls (ACL LOG)"):
         assert f"- {what}: " in listed
     assert "acl" not in found(world), "jobs do not need what was refused to the command"
+
+
+FILL = """
+local queue, from, upto, state = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
+for number = from, upto do
+  redis.call("HSET", queue .. ":" .. number, "name", "send", "data", "{}", "opts", "{}", "timestamp", ARGV[4])
+  if state == "wait" then
+    redis.call("RPUSH", queue .. ":wait", number)
+  else
+    redis.call("ZADD", queue .. ":" .. state, number, number)
+  end
+end
+redis.call("HSET", queue .. ":meta", "version", "bullmq:5.62.0", "opts.maxLenEvents", 10000)
+"""
+
+
+@pytest.mark.extended
+def test_a_million_jobs_and_2000_queues_take_seconds_and_no_call_takes_5_ms(server_factory: ServerFactory) -> None:
+    server = server_factory()
+    with closing(App("shop", server.url)) as app, redis.Redis.from_url(server.url) as plain:
+        fill, now_ms, page = plain.register_script(FILL), app._now_ms(), 5_000
+        for state, jobs, start in (("completed", 700_000, 0), ("wait", 100_000, 700_000)):
+            for first in range(start, start + jobs, page):
+                fill(["bull:{big}"], [first, first + page - 1, state, now_ms])
+        with plain.pipeline(transaction=False) as pipe:
+            for number in range(2_000):
+                fill([f"bull:{{q{number}}}"], [1, 100, "completed" if number % 10 else "wait", now_ms], pipe)
+                pipe.zadd(known_queues("bull"), {f"{{q{number}}}": now_ms})
+            pipe.zadd(known_queues("bull"), {"{big}": now_ms})
+            pipe.execute()
+        plain.config_set("slowlog-log-slower-than", 5_000)
+        plain.config_set("slowlog-max-len", 10_000)
+        slow = []
+        for _ in range(3):
+            plain.slowlog_reset()
+            diagnosis = json_of(run(server.url, "--json"), "doctor")
+            assert (diagnosis["queues"], diagnosis["seconds"] < 30) == (2_001, True), diagnosis["seconds"]
+            slow.append({entry["command"][:80] for entry in plain.slowlog_get(10_000)})
+    # On a busy machine, any call may wait for the processor; one that does too much is slow each time.
+    assert set.intersection(*slow) == set()
+    assert {it["queue"] for it in diagnosis["findings"] if it["code"] == "no-worker"} > {"big", "q0", "q1990"}
 
 
 def test_a_short_budget_says_what_was_not_looked_at(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
