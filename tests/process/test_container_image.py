@@ -32,7 +32,7 @@ from bulltask.testing.worker import wait_until
 from tests.support.containers import missing_for_podman, podman
 
 # Packing, importing and building an image of 100 MB takes half a minute, once for all tests.
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.extended, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
 IMAGE = "localhost/shop:test"

@@ -87,7 +87,7 @@ def test_the_compose_file_uses_commands_that_exist_and_stops_late_enough() -> No
 
 def test_the_procfile_uses_commands_that_exist_and_stops_within_the_usual_30_seconds() -> None:
     lines = (DEPLOY / "Procfile").read_text().splitlines()
-    parsed = {name: parse(shlex.split(command.replace("$PORT", "80"))) for name, command in
+    parsed = {name: parse(shlex.split(command.replace("${PORT:-9809}", "80"))) for name, command in
               (re.fullmatch(r"([a-z]+): (.+)", line).groups() for line in lines)}  # type: ignore[union-attr]  # fmt: skip
     assert parsed.keys() == {"worker", "exporter"}
     assert parsed["worker"]["shutdown_timeout"] < 30
@@ -106,13 +106,17 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     assert (done.returncode, [line for line in done.stderr.splitlines() if file.name in line]) == (0, []), done.stderr
 
 
-def test_the_unit_stops_late_enough_and_leaves_the_watchdog_time_for_redis() -> None:
+def test_the_unit_stops_late_enough_leaves_the_watchdog_time_for_redis_and_its_children_enough_memory() -> None:
     settings = dict(re.findall(r"^(\w+)=(.*)$", UNIT.read_text(), re.MULTILINE))
     command = shlex.split(settings["ExecStart"])
-    parse([Path(command[0]).name, *command[1:]])
+    options = parse([Path(command[0]).name, *command[1:]])
     assert (settings["Type"], settings["NotifyAccess"], settings["KillMode"]) == ("notify", "main", "mixed")
     assert float(settings["TimeoutStopSec"]) > STOP_S
     assert float(settings["WatchdogSec"]) >= 30
+    children, each = options["worker_concurrency"], options["worker_max_memory_per_child"].removesuffix("M")
+    assert int(settings["MemoryMax"].removesuffix("G")) * 1024 > int(children) * int(each) + 55
+    assert settings["OOMPolicy"] == "continue", "the kernel kills a child, not the service"
+    assert settings["StartLimitIntervalSec"] == "0"
 
 
 # ---- Kubernetes and KEDA ---------------------------------------------------------------------------------------------
@@ -139,7 +143,8 @@ def test_the_manifests_use_commands_and_probes_that_exist_and_drain_on_stop() ->
     live, ready = {"path": "/livez", "port": "metrics"}, {"path": "/readyz", "port": "metrics"}
     assert probes == {"startup": live, "liveness": live, "readiness": ready}
     assert worker["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > STOP_S
-    assert manifest("PodDisruptionBudget", "shop-worker")["spec"]["selector"] == worker["spec"]["selector"]
+    budget = manifest("PodDisruptionBudget", "shop-worker")["spec"]
+    assert budget == {"maxUnavailable": 1, "selector": worker["spec"]["selector"]}, "a drain is never blocked"
 
 
 def test_keda_scales_the_worker_by_what_waits_is_due_and_runs_and_by_its_age(tmp_path: Path) -> None:
