@@ -393,7 +393,8 @@ class _Answer:
             self._is_forgotten = False
             started_s = mono_s()
             try:
-                self._value, self._error = read(), None
+                self._value = read()
+                self._error = None
             except Exception as exc:  # noqa: BLE001 - raised to all who ask
                 self._error = exc
             self._read_at_s = mono_s()
@@ -401,7 +402,7 @@ class _Answer:
 
 
 class _Search:
-    """A search for a page of a queue's jobs. With a cursor, it goes on in a thread while somebody looks at its page."""
+    """A search for a page of a queue's jobs. With a cursor, it goes on in a thread while its page is open."""
 
     def __init__(self, queue: Queue, wanted: Filter, cursor: str | None) -> None:
         self.found = FoundJobs((), 0, 0, cursor)
@@ -519,7 +520,8 @@ class Pages:
             with self._app._broker.pool.client() as client:
                 client.connect()
                 found = find_queues(client, self._app._config.prefix)
-            self._scanned, self._scanned_all = found.names, found.scanned_all
+            self._scanned = found.names
+            self._scanned_all = found.scanned_all
         except BulltaskError:
             self._scan_at_s = 0.0  # the page says why Redis cannot be read
 
