@@ -79,7 +79,7 @@ _SCAN_WAIT_S: Final = 0.1
 _COST: Final = 0.01
 """The share of one core that a page which stays open may cost: it is read again after a hundred times as long."""
 _MIN_AGE_S: Final = 2.0
-_WAIT_S: Final = 0.1
+_WAIT_S: Final = 0.05
 """How long a view of many queues waits until they are read again; then it shows what was read before."""
 _MANY_QUEUES: Final = 30
 _HISTORY: Final = 120
@@ -361,7 +361,6 @@ class _Answer:
             if not self._is_fresh and (self._reader is None or not self._reader.is_alive()):
                 self._reader = threading.Thread(target=self._read, args=(read,), name="bulltask-reader", daemon=True)
                 self._reader.start()
-            if self._reader is not None:
                 self._reader.join(_WAIT_S)
         else:
             self._read(read)
