@@ -149,7 +149,7 @@ selects = $(strip $(filter . tests tests/ $(2) $(addsuffix /,$(2)),$(TESTS)) $(f
 
 # Missing programs are reported, not installed. CI has all of them.
 .PHONY: externals
-externals: $(if $(call selects,interop mixed_versions fuzz test_docs test_examples,tests/unit tests/process),$(if $(shell command -v npm),$(NODE_CLIENT)))
+externals: $(if $(call selects,interop mixed_versions fuzz dashboard test_docs test_examples,tests/unit tests/process),$(if $(shell command -v npm),$(NODE_CLIENT)))
 externals: $(if $(call selects,interop mixed_versions),$(OFFICIAL))
 externals: $(if $(call selects,tests/django),$(VENV)/django-6/installed.stamp)
 externals: $(if $(call selects,celery,tests/process),$(CELERY))

@@ -185,9 +185,10 @@ def _values(times_ms: Sequence[float], lines: Sequence[Line], title: str, unit: 
         for at in reversed(range(len(times_ms)))
     )
     return Markup(
-        "<details><summary>Values</summary><table><caption>{}</caption>"
-        '<thead><tr><th scope="col">time</th>{}</tr></thead><tbody>{}</tbody></table></details>'
-    ).format(title, heads, rows)
+        '<details><summary>Values</summary><div class="scroll" tabindex="0" role="region" aria-label="{}">'
+        "<table><caption>{}</caption>"
+        '<thead><tr><th scope="col">time</th>{}</tr></thead><tbody>{}</tbody></table></div></details>'
+    ).format(f"Values: {title}", title, heads, rows)
 
 
 def _cells(lines: Sequence[Line], at: int, unit: str) -> Markup:
@@ -243,7 +244,8 @@ def bar(start: float, length: float, state: str, label: str) -> Markup:
     left = min(max(start, 0.0), 0.985) * 200
     width = min(max(length * 200, 3.0), 200 - left)
     return Markup(
-        '<svg class="bar" width="200" height="14" viewBox="0 0 200 14" role="img" aria-label="{}">'
+        '<svg class="bar" width="200" height="14" viewBox="0 0 200 14" preserveAspectRatio="none" role="img" '
+        'aria-label="{}">'
         '<path class="grid" d="M0 7H200"/>'
         '<rect class="of-{}" x="{x:.1f}" y="1" width="{w:.1f}" height="12" rx="2"/></svg>'
     ).format(label, state, x=left, w=width)

@@ -13,8 +13,13 @@ function show(state, text) {
 }
 
 function inReadersZone(root) {
-  const format = new Intl.DateTimeFormat(undefined, { dateStyle: "short", timeStyle: "medium" });
-  for (const time of root.querySelectorAll("time")) time.textContent = format.format(new Date(time.dateTime));
+  // Of today's times, the date goes without saying; each has its full time in UTC as a title.
+  const today = new Date().toDateString();
+  for (const time of root.querySelectorAll("time")) {
+    const at = new Date(time.dateTime);
+    const format = at.toDateString() === today ? { timeStyle: "medium" } : { dateStyle: "medium", timeStyle: "medium" };
+    time.textContent = new Intl.DateTimeFormat(undefined, format).format(at);
+  }
 }
 
 function isInUse() {
