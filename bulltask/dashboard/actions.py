@@ -32,7 +32,11 @@ _COUNTED_AT_ONCE_S: Final = 0.3
 
 
 class NotFound(Exception):
-    """There is no such queue, job or page."""
+    """There is no such queue, job or page; ``past`` is the path of the page that may have it instead."""
+
+    def __init__(self, message: str, past: str = "") -> None:
+        super().__init__(message)
+        self.past = past
 
 
 @dataclass(frozen=True, slots=True)

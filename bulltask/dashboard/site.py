@@ -189,7 +189,8 @@ class Dashboard:
         try:
             found = page.read(self._pages, request)
         except (NotFound, InvalidNameError) as exc:
-            template, status, found = self._templates.get_template("error.html"), 404, {"error": str(exc)}
+            template, status = self._templates.get_template("error.html"), 404
+            found = {"error": str(exc), "past": getattr(exc, "past", "")}
         except BulltaskError as exc:
             template, status, found = self._templates.get_template("error.html"), 502, {"error": str(exc)}
         variables = {**self._common(request, user), **found, "is_live": page.is_live, **(typed or {})}
@@ -539,7 +540,8 @@ def _job(pages: Pages, request: Request) -> Mapping[str, Any]:
     queue, job_id = param(request, "queue"), param(request, "job_id")
     found = pages.job(queue, job_id)
     if found is None:
-        raise NotFound(f"Queue {queue} has no job {job_id}: it was removed, or never added.")
+        past = f"/history/{path(queue)}/{path(job_id)}" if pages.has_history else ""
+        raise NotFound(f"Queue {queue} has no job {job_id}: it was removed, or never added.", past)
     return {"found": found, "job": found.job, "possible": actions_in(found.state), "signs": SIGNS}
 
 

@@ -480,7 +480,7 @@ def test_a_worker_is_seen_and_obeys_orders(browser: Browser, app: App, tmp_path:
     assert "No worker of bulltask is connected." in text_of(browser.get("/workers").text)
 
 
-def test_the_history_has_jobs_that_redis_no_longer_has(browser_with: Open, tmp_path: Path) -> None:
+def test_the_history_has_jobs_that_redis_no_longer_has(browser_with: Open, app: App, tmp_path: Path) -> None:
     lake = LakeBuilder(tmp_path / "lake")
     end = at("2026-11-20 10:00", 250)
     name = {"incarnation": "1-0", "name": "send"}
@@ -498,6 +498,13 @@ def test_the_history_has_jobs_that_redis_no_longer_has(browser_with: Open, tmp_p
     [following] = [link for link in links(page.text) if "cursor=" in link]
     assert len(re.findall(r'href="/history/[^"?]*"', browser.get(f"/history{following}").text)) == 10
     assert "failed" in text_of(browser.get(found[0]).text)
+    gone = browser.get("/queues/mail/jobs/gone%252F7")
+    assert gone.status_code == 404
+    assert "failed" in text_of(browser.get(next(link for link in links(gone.text) if "/history/" in link)).text)
+    waiting = app.send_task("send", queue="mail").id
+    assert f"/history/mail/{waiting}" in links(browser.get(f"/queues/mail/jobs/{waiting}").text)
+    [of_queue] = [link for link in links(browser.get("/queues/mail").text) if link.startswith("/history?")]
+    assert len(re.findall(r'href="/history/[^"?]*"', browser.get(of_queue).text)) == 50
     assert "must be a time" in browser.get("/history?since=yesterday").text
     assert browser.get("/history/mail/nothing").status_code in {404, 502}
 
