@@ -28,7 +28,7 @@ IMPORTS = {
     "report": "bulltask.lake.report.page jinja2 bulltask.cli.pipeline.tables",
     "spark": "bulltask.spark bulltask.spark.pipeline bulltask.spark.sink bulltask.spark.source.readers",
     "sqlalchemy": "bulltask.outbox.sqlalchemy sqlalchemy.ext.asyncio",
-    "top": "bulltask.cli.main textual",
+    "top": "bulltask.cli.top textual",
     "zstd": "bulltask.jobs.payloads zstandard",
 }
 """The modules that need an extra; ``""``: those that need none. ``dev`` and ``docs`` are not checked."""

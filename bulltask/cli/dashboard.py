@@ -1,4 +1,4 @@
-"""``bulltask dashboard``: serve :class:`bulltask.dashboard.Dashboard` by itself."""
+"""``bulltask dashboard``, which serves :class:`bulltask.dashboard.Dashboard`, and ``bulltask top``, in a terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import os
 import secrets
 import signal
 import socket
+import sys
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +24,7 @@ from bulltask.observe.http_requests import LOCAL_HOSTS
 if TYPE_CHECKING:  # needs the extra
     from bulltask.dashboard import Access, Dashboard, Role
 
-__all__ = ["dashboard"]
+__all__ = ["dashboard", "top"]
 
 _ROLES: Final = ("viewer", "operator", "admin")
 _MIN_TOKEN: Final = 16
@@ -90,6 +92,27 @@ def dashboard(ctx: click.Context, /, *, host: str, port: int, **options: Any) ->
         _server(config, site).run(sockets=[listener])
     except KeyboardInterrupt:
         ctx.exit(0)
+
+
+@click.command("top", short_help="Show queues, jobs and workers in a terminal.")
+@click.option("--read-only", is_flag=True, help="Nothing can be changed.")
+@redis_options
+@click.pass_context
+def top(ctx: click.Context, /, *, read_only: bool, **options: Any) -> None:
+    """Show the queues, jobs and workers of a server, say why jobs do not run, and change them, until you press q.
+
+    Press ? for its keys. Before anything is changed, you are asked.
+    """
+    from bulltask.cli.top import Top  # noqa: PLC0415 - slow, and needs an extra
+
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):  # textual writes to stderr
+        raise click.ClickException("top needs a terminal: in a script, use 'bulltask queues --json'")
+    with closing(load_app_or_broker(ctx, options)) as app:
+        screen = Top(app, ctx, options, read_only=read_only)
+        screen.pages.overview()  # or an error
+        signal.signal(signal.SIGTERM, lambda *_: screen.call_later(screen.exit))  # the terminal must be restored
+        screen.run(mouse=False)
+    ctx.exit(screen.return_code or 0)
 
 
 def _server(config: Any, site: Dashboard) -> Any:

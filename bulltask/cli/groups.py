@@ -20,7 +20,7 @@ __all__ = ["CELERY_COMMANDS", "CELERY_OPTIONS", "HintGroup", "LazyGroup"]
 CELERY_COMMANDS: Final = {
     "amqp": "queues are in Redis; 'bulltask queues' lists them",
     "beat": "workers run schedules themselves, so there is no beat process; 'bulltask schedule list' shows them",
-    "flower": "use 'bulltask dashboard', or 'bulltask queues', 'bulltask workers' and 'bulltask jobs'",
+    "flower": "use 'bulltask dashboard' or 'bulltask top', or 'bulltask queues', 'bulltask workers', 'bulltask jobs'",
     "graph": "'bulltask job tree ID' shows a flow with the states of its jobs",
     "list": "there are no bindings; 'bulltask queues' lists the queues",
     "logtool": "log lines are JSON, with the job's id and the task's name; use a tool like jq",
@@ -78,6 +78,7 @@ _EXTRAS: Final = {
     "py4j": "spark",
     "pyarrow": "history",
     "pyspark": "spark",
+    "textual": "top",
     "uvicorn": "dashboard",
 }
 """Optional packages, each with the smallest extra that installs it."""

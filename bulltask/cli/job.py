@@ -61,6 +61,7 @@ __all__ = [
     "evidence_text",
     "existing_job",
     "job",
+    "job_page",
     "known_queues",
     "queue_of_job",
     "queues_spelled_otherwise",
@@ -109,8 +110,7 @@ def show(
     app = None if no_redis else load_app_or_broker(ctx, options)
     redis_job = None if app is None else _in_redis(app, job_id, queue, lake)
     if app is not None and redis_job is not None:
-        explanation = with_server(redis_job.explanation, ctx, options, app)
-        redis_job = replace(redis_job, explanation=explanation, tree=own_command("bulltask job tree", ctx, options))
+        redis_job = _with_commands(redis_job, ctx, options, app)
     history = None if lake is None else _in_lake(lake, job_id, queue, redis_job)
     if redis_job is None and history is None:
         raise _missing(job_id, queue, lake, in_redis=not no_redis)
@@ -163,15 +163,7 @@ def _in_redis(app: App, job_id: str, queue: str | None, lake: Path | None) -> _F
             known = History(lake).queues()
         job_id, queue = _address(app, job_id, queue)
         name = queue_of_job(app, job_id, queue, known)
-        found = None if name is None else app.queue(name).get_job(job_id)
-        if found is None:
-            return None
-        logs = found.get_logs(0, MAX_LOG_LINES - 1, asc=False)
-        (crashes,) = app._broker.pool.run(job_fields(app._broker.keys(found.queue), found.id, [CRASHES]))
-        counted = int(crashes) if crashes is not None and crashes.isdigit() else 0
-        children = {kind: number for kind, number in found.get_dependencies_count().items() if number}
-        parent = _parent(app, found)
-        return _FoundJob(found, found.explain(), tuple(reversed(logs.lines)), logs.count, counted, children, parent)
+        return None if name is None else _read(app, name, job_id)
     except BrokerError as exc:
         if lake is None:
             raise
@@ -183,6 +175,33 @@ def _in_redis(app: App, job_id: str, queue: str | None, lake: Path | None) -> _F
         return None
     finally:
         app.close()
+
+
+def _read(app: App, queue: str, job_id: str) -> _FoundJob | None:
+    found = app.queue(queue).get_job(job_id)
+    if found is None:
+        return None
+    logs = found.get_logs(0, MAX_LOG_LINES - 1, asc=False)
+    (crashes,) = app._broker.pool.run(job_fields(app._broker.keys(found.queue), found.id, [CRASHES]))
+    counted = int(crashes) if crashes is not None and crashes.isdigit() else 0
+    children = {kind: number for kind, number in found.get_dependencies_count().items() if number}
+    parent = _parent(app, found)
+    return _FoundJob(found, found.explain(), tuple(reversed(logs.lines)), logs.count, counted, children, parent)
+
+
+def _with_commands(found: _FoundJob, ctx: click.Context, options: Mapping[str, Any], app: App) -> _FoundJob:
+    """Return a job whose commands are for the app and server of this command."""
+    explanation = with_server(found.explanation, ctx, options, app)
+    return replace(found, explanation=explanation, tree=own_command("bulltask job tree", ctx, options))
+
+
+def job_page(
+    ctx: click.Context, options: Mapping[str, Any], app: App, queue: str, job_id: str
+) -> tuple[str | None, list[str]]:
+    """Return the state of a job in Redis, ``None`` if it is not there, and the lines of ``bulltask job show``."""
+    if (found := _read(app, queue, job_id)) is None:
+        return None, [str(_missing(job_id, queue))]
+    return found.state, list(_page(job_id, _with_commands(found, ctx, options, app), None))
 
 
 def _in_lake(lake: Path, job_id: str, queue: str | None, redis_job: _FoundJob | None) -> JobHistory | None:

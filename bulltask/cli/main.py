@@ -48,6 +48,7 @@ COMMANDS: Final = {
     "server": "bulltask.cli.server:server",
     "shell": "bulltask.cli.call:shell",
     "tasks": "bulltask.cli.tasks:tasks",
+    "top": "bulltask.cli.dashboard:top",
     "why": "bulltask.cli.why:why",
     "worker": "bulltask.cli.worker:worker",
     "workers": "bulltask.cli.workers:workers",

@@ -25,7 +25,7 @@ from bulltask.queue.overview import MAX_PAGES, QueueOverview, find_queues, read_
 from bulltask.transport.call import QueueKeys, SyncClient
 from bulltask.transport.scripts.queue import RATE_PERIOD_MS, QueueFigures, count_by_score
 
-__all__ = ["keys_of", "queue", "queues", "queues_named_by"]
+__all__ = ["QUEUE_COLUMNS", "keys_of", "queue", "queue_note", "queue_row", "queues", "queues_named_by"]
 
 
 @click.command("queues", short_help="List the queues, and how full they are.")
@@ -59,8 +59,8 @@ def queues(ctx: click.Context, /, **options: Any) -> None:
     if overview:
         times = Counter(queue.keys.queue for queue in overview)
         twins = {name for name, count in times.items() if count > 1}  # with a hash tag, and without one
-        notes = [_note(queue, now_ms) for queue in overview]
-        echo(as_table(_HEAD, [_row(queue, twins) for queue in overview], notes))
+        notes = [queue_note(queue, now_ms) for queue in overview]
+        echo(as_table(QUEUE_COLUMNS, [queue_row(queue, twins) for queue in overview], notes))
     else:
         echo(
             f"No queues: no job was sent to {app._broker.endpoint.safe_url} with prefix {app._config.prefix!r}",
@@ -91,11 +91,12 @@ def keys_of(
     return keys, found.scanned_all
 
 
-_HEAD: Final = ("queue", "waiting", "oldest", "active", "delayed", "failed", "in/min", "out/min", "workers")
+QUEUE_COLUMNS: Final = ("queue", "waiting", "oldest", "active", "delayed", "failed", "in/min", "out/min", "workers")
 _WIDTH: Final = 78
 
 
-def _row(queue: QueueOverview, twins: Collection[str]) -> tuple[str, ...]:
+def queue_row(queue: QueueOverview, twins: Collection[str] = ()) -> tuple[str, ...]:
+    """Return the texts of :data:`QUEUE_COLUMNS`; ``twins`` are the names that two queues have."""
     name, figures = in_one_line(queue.keys.queue), queue.figures
     if queue.keys.queue in twins and queue.keys.name == queue.keys.queue:
         name += " (--no-queue-hash-tag)"
@@ -128,7 +129,7 @@ def _per_minute(jobs: int, window_ms: int | None) -> str:
     return str(number) if number < 100_000 else f"{number / 1000:.0f}k"
 
 
-def _note(queue: QueueOverview, now_ms: int) -> str:
+def queue_note(queue: QueueOverview, now_ms: int) -> str:
     """Return what is special about a queue, for the lines below its row."""
     figures, notes = queue.figures, []
     if isinstance(figures, BulltaskError):

@@ -41,7 +41,7 @@ _NUMBER: Final = re.compile(r"-|[\d,.]+( ?[a-zA-Z%]+)?")
 """A number with an optional unit. Times and ids do not match, although they begin with digits."""
 
 
-def as_table(head: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> str:
+def as_table(head: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = (), gap: str = "  ") -> str:
     """Return rows under a header in aligned columns, and below each row its note, unless that is ``""``.
 
     Columns of numbers are right-aligned.
@@ -50,7 +50,7 @@ def as_table(head: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence
     widths = [max(len(row[index]) for row in (head, *rows)) for index in range(len(head))]
     right = [bool(rows) and all(_NUMBER.fullmatch(row[index]) for row in rows) for index in range(len(head))]
     lines = [
-        "  ".join(
+        gap.join(
             text.rjust(width) if to_right else text.ljust(width)
             for text, width, to_right in zip(row, widths, right, strict=True)
         ).rstrip()

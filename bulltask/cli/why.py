@@ -32,7 +32,7 @@ from bulltask.queue.reasons import Explanation, Reason, traces
 from bulltask.transport.broker import scan_up_to
 from bulltask.transport.scripts.queue import scan_queues
 
-__all__ = ["why"]
+__all__ = ["why", "why_page"]
 
 _MAX_QUEUES: Final = 1_000
 """In how many queues traces of a job without a hash are searched for."""
@@ -64,7 +64,7 @@ def why(ctx: click.Context, /, *, job_id: str | None, queue: str | None, as_json
     elif is_unknown and queue is None:
         echo(f"{explanation}", err=True)
     else:
-        echo("\n".join(_page(explanation)))
+        echo("\n".join(why_page(explanation)))
         if similar:
             echo(f"Did you mean queue {similar[0]}?", err=True)
     if is_unknown:
@@ -111,7 +111,8 @@ def _queue_of(app: App, job_id: str) -> str:
     return names[0] if names else app._config.default_queue
 
 
-def _page(explanation: Explanation) -> Iterator[str]:
+def why_page(explanation: Explanation) -> Iterator[str]:
+    """Yield the lines of an explanation."""
     queue = f"queue {in_one_line(explanation.queue)}"
     if explanation.job_id is None:
         yield f"Queue {in_one_line(explanation.queue)}"

@@ -19,8 +19,9 @@ from bulltask.queue.overview import SILENT, ConnectedWorker, Fleet, read_fleet
 from bulltask.transport.call import Call, SyncClient, command
 from bulltask.transport.workers import WorkerChild, WorkerJob, WorkerState
 
-__all__ = ["workers"]
+__all__ = ["OTHERS_UNKNOWN", "task_names", "worker_pages", "workers"]
 
+OTHERS_UNKNOWN: Final = "Workers that do not report their state are unknown: CLIENT LIST is not permitted."
 _SHOWN_JOBS: Final = 5
 _Names = Mapping[tuple[str, str], str]
 
@@ -41,20 +42,20 @@ def workers(ctx: click.Context, /, *, queues: str | None, **options: Any) -> Non
         keys = keys_of(app, client, queues, scan=False)[0]  # queues with workers are registered, or connected
         now_ms = app._broker.clock.now_ms()
         fleet = read_fleet(client, keys, now_ms)
-        tasks = _task_names(client, app, fleet)
+        tasks = task_names(client, app, fleet)
     if options["as_json"]:
         print_json(_to_json(app, fleet, tasks, now_ms))
     else:
-        if pages := list(_pages(app, fleet, tasks, now_ms)):
+        if pages := list(worker_pages(app, fleet, tasks, now_ms)):
             echo("\n\n".join(pages))
         if fleet.others is None:
-            echo("Workers that do not report their state are unknown: CLIENT LIST is not permitted.", err=True)
+            echo(OTHERS_UNKNOWN, err=True)
     if not fleet.states and not fleet.others:
         echo("No workers: start one with 'bulltask worker -A APP'.", err=True)
         ctx.exit(ExitCode.NO_ANSWER)
 
 
-def _task_names(client: SyncClient, app: App, fleet: Fleet) -> _Names:
+def task_names(client: SyncClient, app: App, fleet: Fleet) -> _Names:
     """Return the tasks of the running jobs, by queue and id."""
     jobs = {
         (job.queue, job.id)
@@ -71,7 +72,8 @@ def _task_names(client: SyncClient, app: App, fleet: Fleet) -> _Names:
     return {job: codec.decode_text(name) for job, name in zip(jobs, names, strict=True) if name is not None}
 
 
-def _pages(app: App, fleet: Fleet, tasks: _Names, now_ms: int) -> Iterator[str]:
+def worker_pages(app: App, fleet: Fleet, tasks: _Names, now_ms: int) -> Iterator[str]:
+    """Yield the lines about each worker, and about all workers that do not report their state."""
     for worker_id, state in sorted(fleet.states.items()):
         if state is None or state.is_short:
             why = f"unknown: {SILENT}" if state is None else "unknown: its state is in a queue that cannot be read"

@@ -17,11 +17,10 @@ from starlette.requests import Request
 
 from bulltask.config.config import LOG_LEVELS
 from bulltask.dashboard.access import User
-from bulltask.dashboard.changes import Change
+from bulltask.dashboard.changes import JOB_CHANGES, Change
 from bulltask.dashboard.forms import Arguments, Invalid, TaskForm, task_form
 from bulltask.dashboard.pages import Filter, Pages
-from bulltask.jobs.errors import BulltaskError, ConfigError
-from bulltask.queue import Job
+from bulltask.jobs.errors import BulltaskError, ConfigError, JobNotFoundError
 from bulltask.queue.control import Answers
 from bulltask.queue.search import Action
 
@@ -156,35 +155,17 @@ def _end_limit(form: SentForm) -> str:
 # ---- jobs ----
 
 
-def _job(form: SentForm) -> Job:
-    queue, job_id = form.param("queue"), form.param("job_id")
-    job = form.pages.app.queue(queue).get_job(job_id)
-    if job is None:
-        raise NotFound(f"Queue {queue} has no job {job_id}: it was removed, or never added.")
-    return job
+def _change_job(action: str) -> Callable[[SentForm], str]:
+    """Change one job."""
 
+    def act(form: SentForm) -> str:
+        queue, job_id = form.param("queue"), form.param("job_id")
+        try:
+            return JOB_CHANGES[action](form.pages.app.queue(queue), job_id)
+        except JobNotFoundError as exc:
+            raise NotFound(f"Queue {queue} has no job {job_id}: it was removed, or never added.") from exc
 
-def _retry(form: SentForm) -> str:
-    job = _job(form)
-    job.retry("completed" if job.is_completed() else "failed")
-    return f"Job {job.id} waits again."
-
-
-def _promote(form: SentForm) -> str:
-    job = _job(form)
-    job.promote()
-    return f"Job {job.id} waits for a worker."
-
-
-def _remove(form: SentForm) -> str:
-    job = _job(form)
-    job.remove()
-    return f"Job {job.id} is removed."
-
-
-def _revoke(form: SentForm) -> str:
-    queue, job_id = form.param("queue"), form.param("job_id")
-    return f"Job {job_id}: {form.pages.app.queue(queue).revoke(job_id, terminate=True)}."
+    return act
 
 
 # ---- many jobs ----
@@ -339,10 +320,7 @@ ENDPOINTS: Final = (
     Endpoint("/queues/{queue}/resume", "resume", _resume),
     Endpoint("/queues/{queue}/limit", "limit", _limit),
     Endpoint("/queues/{queue}/end-limit", "limit", _end_limit),
-    Endpoint("/queues/{queue}/retry/{job_id}", "retry", _retry),
-    Endpoint("/queues/{queue}/promote/{job_id}", "promote", _promote),
-    Endpoint("/queues/{queue}/revoke/{job_id}", "revoke", _revoke),
-    Endpoint("/queues/{queue}/remove/{job_id}", "remove", _remove),
+    *(Endpoint(f"/queues/{{queue}}/{one}/{{job_id}}", one, _change_job(one)) for one in JOB_CHANGES),
     *(Endpoint(f"/queues/{{queue}}/changes/{one}", one, _count(one)) for one in Action),
     *(Endpoint(f"/changes/{{change}}/{one}", one, _run_change(one)) for one in Action),
     Endpoint("/changes/{change}/stop", "stop", _stop_change),

@@ -1,4 +1,5 @@
-"""Changes of many jobs that run in the background: first counted, then confirmed, then made, with their progress.
+"""Changes of single jobs (:data:`JOB_CHANGES`), and of many jobs, which run in the background: first counted, then
+confirmed, then made, with their progress.
 
 They are the changes of ``bulltask jobs``. They belong to this process: when it ends, what was not changed stays as it
 is, and the change can be started again.
@@ -8,18 +9,55 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from bulltask.app import App
 from bulltask.jobs.clock import Duration, mono_s
-from bulltask.jobs.errors import BulltaskError, ConfigError
+from bulltask.jobs.errors import BulltaskError, ConfigError, JobNotFoundError
+from bulltask.queue import Job, Queue
 
 if TYPE_CHECKING:
     from bulltask.dashboard.pages import Filter
 
-__all__ = ["Change", "Changes", "Phase"]
+__all__ = ["JOB_CHANGES", "Change", "Changes", "Phase"]
+
+
+def _job(queue: Queue, job_id: str) -> Job:
+    if (job := queue.get_job(job_id)) is None:
+        raise JobNotFoundError(job_id, queue.context.keys.name)
+    return job
+
+
+def _retry(queue: Queue, job_id: str) -> str:
+    job = _job(queue, job_id)
+    job.retry("completed" if job.is_completed() else "failed")
+    return f"Job {job_id} waits again."
+
+
+def _promote(queue: Queue, job_id: str) -> str:
+    _job(queue, job_id).promote()
+    return f"Job {job_id} waits for a worker."
+
+
+def _remove(queue: Queue, job_id: str) -> str:
+    _job(queue, job_id).remove()
+    return f"Job {job_id} is removed."
+
+
+def _revoke(queue: Queue, job_id: str) -> str:
+    return f"Job {job_id}: {queue.revoke(job_id, terminate=True)}."
+
+
+JOB_CHANGES: Final[Mapping[str, Callable[[Queue, str], str]]] = {
+    "retry": _retry,
+    "promote": _promote,
+    "remove": _remove,
+    "revoke": _revoke,
+}
+"""Changes of a job; each says what it has done."""
+
 
 _MAX_RUNNING: Final = 8
 _MAX_KEPT: Final = 20

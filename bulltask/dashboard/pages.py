@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from bulltask.app import App
-from bulltask.dashboard.access import Audit, AuditEntry
 from bulltask.dashboard.changes import Changes
 from bulltask.jobs import codec
 from bulltask.jobs.clock import mono_s, zone_of
@@ -36,6 +35,7 @@ from bulltask.transport.scripts.queue import QueueFigures
 from bulltask.transport.streams import Entry, read_back, read_now
 
 if TYPE_CHECKING:
+    from bulltask.dashboard.access import AuditEntry
     from bulltask.lake import History
 
 __all__ = [
@@ -658,6 +658,8 @@ class Pages:
 
     def audit(self) -> Sequence[AuditEntry]:
         """Read the newest entries of the audit log."""
+        from bulltask.dashboard.access import Audit  # noqa: PLC0415 - needs an extra that bulltask top does not need
+
         return self._once(("audit",), lambda: Audit(self._app).newest(AUDIT_ENTRIES))
 
     def queue(self, name: str, wanted: Filter, cursor: str | None) -> QueuePage:
