@@ -150,12 +150,12 @@ def test_details_that_were_opened_stay_open_and_what_is_typed_stays_when_the_pag
     app.queue("orders").add("shop.ship", {"order": 8})
     page.wait_for("waiting 2", ".tabs")
     assert page.find("details[data-key=limits]").get_property("open")
-    field = page.find("input[name=concurrency]")
-    field.send_keys("3")
+    page.run("document.querySelector('input[name=concurrency]').focus()")
+    page.press("3")
     app.queue("orders").add("shop.ship", {"order": 9})
     page.wait_for("held while you type", "#live")
-    assert field.get_property("value") == "3"
-    field.send_keys(Keys.ENTER)
+    assert page.find("input[name=concurrency]").get_property("value") == "3"
+    page.press(Keys.ENTER)
     page.wait_for("waiting 3", ".tabs")
     assert app.queue("orders").get_global_concurrency() == 3
 
@@ -183,7 +183,8 @@ def test_a_workflow_of_200_jobs_is_drawn_and_made_larger(page: Chromium, serve: 
     page.click("100 %")
     full = page.run(width)
     assert full > fits
-    page.find(".pan").send_keys("+")
+    page.run("document.querySelector('.pan').focus()")
+    page.press("+")
     assert page.run(width) == pytest.approx(full * 1.4, rel=0.01)
     page.find(".job[aria-current]").click()
     page.wait_for("shop.sum", "h1")
@@ -198,31 +199,28 @@ def overlap(one: dict[str, float], other: dict[str, float]) -> bool:
 @pytest.mark.usefixtures("_pages_are_updated_soon")
 def test_the_keyboard_suffices(page: Chromium, serve: Open, app: App) -> None:
     job_id = fail(app, "orders", "out of stock")
-
-    def press(*keys: str) -> None:
-        page.driver.switch_to.active_element.send_keys(*keys)
-
     page.driver.get(serve())
-    press(Keys.TAB)
+    page.press(Keys.TAB)
     assert page.driver.switch_to.active_element.text == "Skip to the content"
-    press(Keys.ENTER)
-    press(Keys.TAB)
+    page.press(Keys.ENTER)
+    page.press(Keys.TAB)
     assert page.driver.switch_to.active_element.text == "orders"
     assert page.run("return getComputedStyle(document.activeElement).outlineStyle") == "solid"
-    press("/")
-    press("out of", Keys.ENTER)
+    page.press("/")
+    page.press("out of", Keys.ENTER)
     page.wait_for("Find out of", "h1")
-    page.named(job_id).send_keys(Keys.ENTER)
+    page.focus(job_id)
+    page.press(Keys.ENTER)
     page.wait_for("failed", "#state")
-    button = page.named("Remove")
-    button.send_keys(Keys.ENTER)
+    page.focus("Remove")
+    page.press(Keys.ENTER)
     assert page.driver.switch_to.alert.text == "Remove this job, with its data and result?"
     page.driver.switch_to.alert.dismiss()
     assert app.queue("orders").get_job(job_id) is not None
     app.queue("orders").get_job(job_id).update_progress(50)  # type: ignore[union-attr]
     page.wait_for("Progress 50")
     assert page.driver.switch_to.active_element.accessible_name == "Remove", "an update keeps the focus"
-    press(Keys.SPACE)
+    page.press(Keys.SPACE)
     page.driver.switch_to.alert.accept()
     page.wait_for("is removed", ".notice")
 

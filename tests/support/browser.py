@@ -13,9 +13,10 @@ from typing import Any, Final
 
 import pytest
 import uvicorn
-from selenium.common.exceptions import StaleElementReferenceException
+from selenium.common.exceptions import ElementNotInteractableException, StaleElementReferenceException
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
@@ -91,31 +92,32 @@ class Chromium:
         wait_until(is_there, 30, selector)
         return found[0]
 
-    def named(self, name: str, tag: str = "button, a, summary, input") -> WebElement:
-        """Return what can be used under this name, as users of screen readers know it, when there is such a thing."""
-        return self._with_name(name, tag, lambda one: one)
+    def click(self, name: str, tag: str = "button, a, summary") -> None:
+        """Click on what has this name, as users of screen readers know it, when there is such a thing."""
+        self._with_name(name, tag, WebElement.click)
 
-    def click(self, name: str, tag: str = "button, a, summary, input") -> None:
-        """Click on what has this name, even if the page is updated meanwhile."""
+    def focus(self, name: str, tag: str = "button, a, summary") -> None:
+        """Move the focus to what has this name."""
+        self._with_name(name, tag, lambda one: self.run("arguments[0].focus()", one))
 
-        def click(one: WebElement) -> WebElement:
-            one.click()
-            return one
+    def press(self, *keys: str) -> None:
+        """Press keys."""
+        ActionChains(self.driver).send_keys(*keys).perform()
 
-        self._with_name(name, tag, click)
-
-    def _with_name(self, name: str, tag: str, act: Callable[[WebElement], WebElement]) -> WebElement:
+    def _with_name(self, name: str, tag: str, act: Callable[[WebElement], object]) -> None:
         candidates = """return [...document.querySelectorAll(arguments[0])].filter((one) =>
             (one.ariaLabel ?? one.innerText ?? "").trim() === arguments[1])"""
 
-        def acted() -> list[WebElement]:
+        def acted() -> bool:
             try:
-                found = self.run(candidates, tag, name)
-                return [act(one) for one in [one for one in found if one.accessible_name == name][:1]]
-            except StaleElementReferenceException:  # the page has just been updated
-                return []
+                found = [one for one in self.run(candidates, tag, name) if one.accessible_name == name][:1]
+                for one in found:
+                    act(one)
+            except (StaleElementReferenceException, ElementNotInteractableException):  # the page has just been updated
+                return False
+            return bool(found)
 
-        return wait_until(acted, 30, name)[0]
+        wait_until(acted, 30, name)
 
     def text(self, selector: str = "main") -> str:
         """Return what an element shows now, in one line; ``""`` if there is none."""
