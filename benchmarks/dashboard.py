@@ -85,7 +85,7 @@ class Times:
     first: list[float] = field(default_factory=list)
     again: list[float] = field(default_factory=list)
     kib: float = 0.0
-    slow: list[tuple[int, str]] = field(default_factory=list)
+    slow: list[str] = field(default_factory=list)
 
 
 Address = Callable[[int], str]
@@ -336,10 +336,14 @@ def measure(
                 board.post(f"/queues/spare/{'resume' if number % 2 else 'pause'}")  # pages are read again after changes
                 times.first.append(board.get(address(number))[0])
                 times.again.append(board.get(address(number))[0])
-            times.slow += [
-                (call["duration"], call["command"][:60].decode(errors="replace")) for call in client.slowlog_get(10)
-            ]
+            times.slow += slow_calls(client)
     return found
+
+
+def slow_calls(client: redis.Redis) -> list[str]:
+    """Return the calls that took long, the longest first."""
+    calls = sorted(client.slowlog_get(1_000), key=lambda one: -one["duration"])
+    return [f"{one['duration'] / 1000:.1f} ms: {one['command'][:60].decode(errors='replace')}" for one in calls]
 
 
 def count_and_next(broker: str, directory: Path) -> list[str]:
@@ -414,9 +418,7 @@ def report(title: str, pages: Mapping[str, Address], found: Sequence[Times]) -> 
     is_good = True
     for name, times in zip(pages, found, strict=True):
         cells = [f"{f(values):.0f}" for values in (times.first, times.again) for f in (statistics.median, p95, max)]
-        slow = (
-            f"{len(times.slow)}: " + ", ".join(f"{us / 1000:.1f} ms" for us, _ in times.slow[:3]) if times.slow else ""
-        )
+        slow = "; ".join([str(len(times.slow)), *times.slow[:3]]) if times.slow else ""
         print(f"| {name} | {' | '.join(cells)} | {times.start:.0f} | {times.kib:.0f} | {slow} |", flush=True)
         is_good &= p95([*times.first, *times.again]) <= GOAL_MS and not times.slow
     return is_good

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
@@ -58,7 +59,7 @@ from bulltask.jobs.names import FAN_OUT
 from bulltask.jobs.payloads import describe, is_envelope
 from bulltask.jobs.schedules import Scheduler
 from bulltask.lake.formatting import ABSENT, CONTROL, Unit, age_text, format_value, one_line
-from bulltask.queue.flows import WorkflowJob
+from bulltask.queue.flows import Workflow, WorkflowJob
 from bulltask.queue.search import actions_in
 
 __all__ = ["Dashboard"]
@@ -552,13 +553,16 @@ def _workflow(pages: Pages, request: Request) -> Mapping[str, Any]:
         raise NotFound(f"Queue {queue} has no job {job_id}: it was removed, or never added.")
     here = next(job for job in found.jobs if (job.queue, job.id) == (queue, job_id))
     counts = Counter(job.state for job in found.jobs)
-    picture = graph(
-        [_box(job, _root(request)) for job in found.jobs],
-        here.key,
-        f"Workflow of job {job_id}: each job is below those that wait for it",
-    )
+    picture = _graph(found, here, _root(request))
     left_out = sum(job.left_out for job in found.jobs)
     return {"job": here, "found": found, "counts": counts, "picture": picture, "left_out": left_out, "signs": SIGNS}
+
+
+@lru_cache(maxsize=16)
+def _graph(workflow: Workflow, here: WorkflowJob, root: str) -> Markup:
+    """Draw a workflow; one that is open, but has not changed, is not drawn again."""
+    title = f"Workflow of job {here.id}: each job is below those that wait for it"
+    return graph([_box(job, root) for job in workflow.jobs], here.key, title)
 
 
 def _box(job: WorkflowJob, root: str) -> Box:
