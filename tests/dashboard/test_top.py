@@ -45,9 +45,9 @@ class Terminal:
 
     def __init__(self, *arguments: str) -> None:
         self._socket = f"bulltask-{uuid4().hex}"
-        command = ["env", "NO_COLOR=1", sys.executable, "-m", "bulltask", "top", *arguments]
-        self._tmux("-f", os.devnull, "new-session", "-d", "-x", "80", "-y", "24", *command)
-        self._tmux("set-option", "remain-on-exit", "on")
+        program = ["env", "NO_COLOR=1", sys.executable, "-m", "bulltask", "top", *arguments]
+        shell = ["sh", "-c", '"$@"; echo "It has ended: $?"; read _', "sh", *program]
+        self._tmux("-f", os.devnull, "new-session", "-d", "-x", "80", "-y", "24", *shell)
 
     def _tmux(self, *arguments: str) -> str:
         command = ["tmux", "-L", self._socket, *arguments]
@@ -75,16 +75,6 @@ class Terminal:
         except Exception as exc:
             raise AssertionError(f"{text!r} is not in:\n{seen}") from exc
         return seen
-
-    def status(self) -> str:
-        """Wait until the program has ended; return its exit status."""
-        asked = ("display-message", "-p", "#{pane_dead_status}#{pane_dead_signal}")
-        return wait_until(lambda: self._tmux(*asked).strip(), 20, "the end")
-
-    @property
-    def pid(self) -> int:
-        """The program's process id."""
-        return int(self._tmux("display-message", "-p", "#{pane_pid}"))
 
     def close(self) -> None:
         """End it."""
@@ -135,7 +125,8 @@ def test_in_a_terminal_a_stuck_queue_is_explained_a_failed_job_retried_and_a_que
     top.shows("is paused")
     assert app.queue("mail").is_paused()
     top.press("C-c")
-    assert top.status() == "0"
+    seen = top.shows("It has ended: 0")
+    assert "Queue mail" not in seen, "the terminal is as before"
 
 
 # ---- by a pilot ----

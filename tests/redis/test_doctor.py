@@ -21,12 +21,14 @@ from bulltask.queue import doctor
 from bulltask.queue.doctor import CHECKS, Diagnosis, Finding, examine
 from bulltask.queue.overview import find_queues
 from bulltask.queue.reasons import REASONS
+from bulltask.testing import RedisServer
 from bulltask.transport.call import QueueKeys, known_queues
 from bulltask.transport.permissions import role_grants
 from tests.conftest import ServerFactory
 from tests.redis import test_reasons
 from tests.redis.test_reasons import CASES, World, check_command, restricted
 from tests.support.command_output import json_of
+from tests.support.flaky_proxy import FlakyProxy
 
 pytestmark = [pytest.mark.redis, pytest.mark.one_server]
 
@@ -286,6 +288,15 @@ def test_a_replica_and_a_server_that_cannot_write_are_found(server_factory: Serv
         plain.replicaof("127.0.0.1", 1)
         finding = {it.reason.code: it for it in examined(app).findings}["redis-read-only"]
     assert (finding.severity, finding.queue, bool(finding.reason.evidence)) == ("broken", None, True)
+
+
+def test_a_server_that_loads_its_data_is_found(world: World, redis_server: RedisServer) -> None:
+    with FlakyProxy("127.0.0.1", redis_server.port) as proxy:
+        proxy.inject_error("LOADING Redis is loading the dataset in memory", None)
+        result = run(f"redis://127.0.0.1:{proxy.port}/0", "--json")
+    (finding,) = json_of(result, "doctor")["findings"]
+    assert (finding["code"], finding["severity"], finding["queue"]) == ("redis-loading", "broken", None)
+    assert result.exit_code == 2
 
 
 def test_an_evicting_server_that_is_full_is_not_mended_without_a_decision(world: World) -> None:
