@@ -291,6 +291,15 @@ def _persistence(it: _Server) -> Iterator[_Symptom]:
                 "redis-cli INFO persistence",
                 severity="broken",
             )
+        if node.get("aof_enabled") == "0" and node.get("rdb_last_bgsave_status", "ok") != "ok":
+            yield _symptom(
+                "no-persistence",
+                f"Redis at {it.url} could not save its data (RDB): look at its log, and at the free space and memory",
+                {"rdb_last_bgsave_status": node["rdb_last_bgsave_status"]},
+                "redis-cli INFO persistence",
+                severity="broken",
+            )
+            return
         if node.get("aof_enabled") == "0" and it.saves is not None and not it.saves[index].strip():
             yield _symptom(
                 "no-persistence",

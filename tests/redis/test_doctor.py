@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,6 +24,7 @@ from bulltask.queue.doctor import CHECKS, Diagnosis, Finding, examine
 from bulltask.queue.overview import find_queues
 from bulltask.queue.reasons import REASONS
 from bulltask.testing import RedisServer
+from bulltask.testing.worker import wait_until
 from bulltask.transport.call import QueueKeys, known_queues
 from bulltask.transport.permissions import role_grants
 from tests.conftest import ServerFactory
@@ -297,6 +300,36 @@ def test_a_server_that_loads_its_data_is_found(world: World, redis_server: Redis
     (finding,) = json_of(result, "doctor")["findings"]
     assert (finding["code"], finding["severity"], finding["queue"]) == ("redis-loading", "broken", None)
     assert result.exit_code == 2
+
+
+def test_a_server_is_found_that_was_restarted_and_loads_its_data(server_factory: ServerFactory) -> None:
+    server = server_factory(extra=["--key-load-delay", "20000", "--loading-process-events-interval-bytes", "1024"])
+    with redis.Redis.from_url(server.url) as plain:
+        plain.mset({f"bull:key-{number}": os.urandom(300) for number in range(100)})
+        plain.save()
+
+    def codes() -> list[str]:
+        return [it["code"] for it in json_of(run(server.url, "--json"), "doctor")["findings"]]
+
+    with ThreadPoolExecutor() as threads:
+        restart = threads.submit(server.restart)  # waits until it is loaded
+        wait_until(lambda: "redis-loading" in codes(), 30, "the finding")
+        restart.result()
+
+
+def test_a_server_that_cannot_save_is_found(server_factory: ServerFactory, tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    directory.mkdir()
+    server = server_factory(extra=["--dir", str(directory)])
+    directory.rmdir()
+    with closing(App("shop", server.url)) as app, redis.Redis.from_url(server.url) as plain:
+        app.queue("mail").add("send", {})
+        plain.config_set("save", "3600 1")
+        plain.bgsave()
+        wait_until(lambda: plain.info("persistence")["rdb_last_bgsave_status"] == "err", 10, "the failure")
+        finding = {it.reason.code: it for it in examined(app).findings}["no-persistence"]
+        plain.config_set("save", "")  # or it does not exit
+    assert (finding.severity, finding.reason.evidence) == ("broken", {"rdb_last_bgsave_status": "err"})
 
 
 def test_an_evicting_server_that_is_full_is_not_mended_without_a_decision(world: World) -> None:

@@ -1069,6 +1069,27 @@ def test_the_doctor_looks_at_each_node_of_a_cluster(app: App) -> None:
     assert {("no-persistence", None), ("no-worker", "mail"), ("lost", "files")} <= codes
 
 
+@pytest.mark.every_topology
+def test_the_doctor_mends_each_node_of_a_cluster(app: App) -> None:
+    for name in ("mail", "files", "parts"):
+        context = app.queue(name).context
+        app.queue(name).add("send", {}, job_id="j")
+        context.run(command("HSET", context.keys.job("gone"), "bulltask:crashes", 1))
+    policy = "maxmemory-policy"
+    with app._broker.pool.client() as client:
+        client.run_on_all_nodes(command("CONFIG", "SET", policy, "allkeys-lru"))
+        try:
+            result = CliRunner().invoke(main, ["-b", str(app.conf.broker_url), "doctor", "--json", "--fix", "--yes"])
+            set_to = client.run_on_all_nodes(command("CONFIG", "GET", policy, parse_reply=lambda reply: reply[1]))
+        finally:
+            client.run_on_all_nodes(command("CONFIG", "SET", policy, "noeviction"))
+    assert set(set_to) == {b"noeviction"}
+    fixed = json_of(result, "doctor")["fixed"]
+    records = {f"1 crash record of queue {name} removed" for name in ("mail", "files", "parts")}
+    assert records < set(fixed)
+    assert len(fixed) == 4
+
+
 @pytest.mark.parametrize("field", ["timestamp", "opts", "atm", "processedOn", "pb", "bulltask:crashes", "defa", "deid"])
 def test_a_malformed_field_prevents_no_explanation(world: World, field: str) -> None:
     world.register()
