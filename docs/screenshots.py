@@ -20,13 +20,13 @@ from typing import Final
 
 from bulltask import App, group
 from bulltask.dashboard import Access, Dashboard, Role
-from bulltask.dashboard.pages import Sample
+from bulltask.dashboard.pages import Sample, _total
 from bulltask.testing import RedisServer, WorkerProcess
 from bulltask.testing.worker import wait_until
 from tests.support.browser import Chromium, served
 
 IMAGES: Final = Path(__file__).parent / "images"
-WIDTHS: Final = {360: 740, 800: 1000, 1280: 860}
+WIDTHS: Final = {360: 740, 800: 1000, 1280: 850}
 QUEUES: Final = ("emails", "payments", "thumbnails", "reports")
 STEPS: Final = 100
 CHOSEN: Final = (
@@ -221,7 +221,7 @@ def _invent_history(site: Dashboard) -> None:
     """Let the dashboard have been open for two hours, with curves that end where the queues are now."""
     overview, chance = site._pages.overview(), random.Random(2)  # noqa: S311, SLF001 - for curves
     for step in range(STEPS):
-        past = {}
+        past = dict[str, Sample]()
         for at, queue in enumerate(overview.queues):
             end = getattr(queue.figures, "waiting", 0)
             wave = 1 + math.sin(step / 9 + 2 * at)
@@ -231,6 +231,7 @@ def _invent_history(site: Dashboard) -> None:
             active = 0 if end else min(4, round(rate / 3))
             oldest = (getattr(queue.figures, "oldest_ms", 0) or 0) * waiting // end if end else 90 * waiting
             past[queue.keys.name] = Sample(waiting, active, oldest or None, rate)
+        past[""] = _total(past.values())
         site._pages._history.moments.insert(-1, (overview.now_ms - (STEPS - step) * 60_000, past))  # noqa: SLF001
 
 
