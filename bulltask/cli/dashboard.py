@@ -95,7 +95,7 @@ def dashboard(ctx: click.Context, /, *, host: str, port: int, **options: Any) ->
 
 
 @click.command("top", short_help="Show queues, jobs and workers in a terminal.")
-@click.option("--read-only", is_flag=True, help="Nothing can be changed.")
+@click.option("--read-only", is_flag=True, help="Reject all changes.")
 @redis_options
 @click.pass_context
 def top(ctx: click.Context, /, *, read_only: bool, **options: Any) -> None:
@@ -110,7 +110,7 @@ def top(ctx: click.Context, /, *, read_only: bool, **options: Any) -> None:
     with closing(load_app_or_broker(ctx, options)) as app:
         screen = Top(app, ctx, options, read_only=read_only)
         screen.pages.overview()  # or an error
-        signal.signal(signal.SIGTERM, lambda *_: screen.call_later(screen.exit))  # the terminal must be restored
+        signal.signal(signal.SIGTERM, lambda *_: screen.call_next(screen.exit))  # the terminal must be restored
         screen.run(mouse=False)
     ctx.exit(screen.return_code or 0)
 

@@ -33,7 +33,7 @@ from bulltask.cli.why import why_page
 from bulltask.cli.workers import OTHERS_UNKNOWN, task_names, worker_pages
 from bulltask.dashboard.changes import JOB_CHANGES
 from bulltask.dashboard.pages import STATES, Filter, Pages
-from bulltask.jobs.clock import mono_s
+from bulltask.jobs.clock import mono_s, timeout
 from bulltask.jobs.errors import BulltaskError
 from bulltask.lake.formatting import age_text
 from bulltask.queue import Queue
@@ -522,7 +522,8 @@ class Top(TerminalApp[None]):
                 status = f"{'read-only  ' if self.read_only else ''}{datetime.now(UTC):%H:%M:%S} UTC"
                 page.show(found, error, status)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_due.wait(), max(_REFRESH_S, (mono_s() - started_s) / _COST))
+                async with timeout(max(_REFRESH_S, (mono_s() - started_s) / _COST)):
+                    await self._is_due.wait()
 
     def say(self, text: str, *, is_error: bool = False) -> None:
         """Show a sentence for some seconds."""
