@@ -482,7 +482,7 @@ class Top(TerminalApp[None]):
     """
 
     def __init__(self, queues: App, context: click.Context, options: Mapping[str, Any], *, read_only: bool) -> None:
-        super().__init__()
+        super().__init__(ansi_color=True)  # before NO_COLOR is read: its filter depends on it
         self.theme = "ansi-dark"  # the terminal's own colours, light or dark
         self.queues = queues
         self.context = context

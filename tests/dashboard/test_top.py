@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -57,9 +58,9 @@ class Terminal:
         """Press keys."""
         self._tmux("send-keys", *keys)
 
-    def screen(self) -> str:
-        """Return what is seen."""
-        return self._tmux("capture-pane", "-p")
+    def screen(self, *options: str) -> str:
+        """Return what is seen; with ``-e``, also the codes of styles and colours."""
+        return self._tmux("capture-pane", "-p", *options)
 
     def shows(self, text: str) -> str:
         """Wait until a text is seen; return the whole screen."""
@@ -105,6 +106,9 @@ def test_in_a_terminal_a_stuck_queue_is_explained_a_failed_job_retried_and_a_que
     stuck.pause(by="ann")
     top = terminal()
     top.shows("paused by ann")
+    codes = top.screen("-e")
+    assert re.search(r"\x1b\[(0;)?7m.*mail", codes), "the selected row is reversed"
+    assert not re.search(r"\x1b\[[34][0-8][;m]", codes), "NO_COLOR is set"
     top.press("Down", "w")
     seen = top.shows("$ bulltask")  # the command that mends it
     assert "paused" in seen
