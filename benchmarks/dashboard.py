@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import http.client
+import math
 import os
 import re
 import statistics
@@ -407,7 +408,7 @@ def cost(
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
+    return sorted(values)[math.ceil(len(values) * share) - 1]
 
 
 def report(title: str, pages: Mapping[str, Address], found: Sequence[Times]) -> bool:
