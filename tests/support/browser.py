@@ -20,10 +20,10 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.wait import WebDriverWait
 
 from bulltask.cli.dashboard import _server
 from bulltask.dashboard import Dashboard
-from bulltask.testing.worker import wait_until
 from tests.support.processes import SESSION_VARIABLE
 
 __all__ = ["Chromium", "Keys", "WebElement", "served"]
@@ -61,6 +61,10 @@ class Chromium:
     def _run(self, command: str, **arguments: Any) -> Any:
         return self.driver.execute_cdp_cmd(command, arguments)
 
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        # Asking more often would slow the browser down.
+        WebDriverWait(self.driver, 30, poll_frequency=0.05).until(lambda _: condition(), f"waiting for {what}")
+
     def look_like(self, width: int = 1280, height: int = 900, *, dark: bool = False, scale: float = 1) -> None:
         """Take the size of a screen, and a theme; a narrow one is a phone's, which is touched."""
         phone = width < 600
@@ -77,6 +81,15 @@ class Chromium:
         self.driver.get_log("browser")
         self.look_like()
 
+    @contextmanager
+    def having_run_in_each_page(self, script: str) -> Iterator[None]:
+        """Run JavaScript in each page that is opened inside the ``with`` block, before anything else."""
+        added = self._run("Page.addScriptToEvaluateOnNewDocument", source=script)
+        try:
+            yield
+        finally:
+            self._run("Page.removeScriptToEvaluateOnNewDocument", **added)
+
     def run(self, script: str, *arguments: object) -> Any:
         """Run JavaScript in the page, and return what it returns."""
         return self.driver.execute_script(script, *arguments)
@@ -89,7 +102,7 @@ class Chromium:
             found[:] = self.driver.find_elements(By.CSS_SELECTOR, selector)
             return bool(found)
 
-        wait_until(is_there, 30, selector)
+        self._wait(is_there, selector)
         return found[0]
 
     def click(self, name: str, tag: str = "button, a, summary") -> None:
@@ -117,7 +130,7 @@ class Chromium:
                 return False
             return bool(found)
 
-        wait_until(acted, 30, name)
+        self._wait(acted, name)
 
     def text(self, selector: str = "main") -> str:
         """Return what an element shows now, in one line; ``""`` if there is none."""
@@ -126,7 +139,7 @@ class Chromium:
 
     def wait_for(self, text: str, selector: str = "main") -> None:
         """Wait until an element shows a text."""
-        wait_until(lambda: text in self.text(selector), 30, text)
+        self._wait(lambda: text in self.text(selector), text)
 
     def misdeeds(self) -> list[str]:
         """Return what the page has done that no page may do, and the errors and warnings of the browser since then."""
