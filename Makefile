@@ -85,7 +85,7 @@ lint: $(VENV)/dev.stamp  ## run ruff, mypy and pyright; check import contracts a
 
 docs: $(VENV)/docs.stamp  ## build the documentation in build/docs; fails on a dead link or anchor
 	@rm -rf build/docs
-	$(BIN)/python -m sphinx -q -n -W --keep-going -c docs . build/docs
+	$(BIN)/python -m sphinx -q -n -W --keep-going -j auto -c docs . build/docs
 	@echo "make: open build/docs/index.html"
 
 sync: $(VENV)/dev.stamp  ## generate bulltask/queue/sync from bulltask/queue/aio

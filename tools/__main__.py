@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,6 +155,8 @@ def release(_: Sequence[str]) -> None:
     wheels = map(str, (ROOT / "build/bullmq").glob("*.whl"))
     call(f"{RELEASE}/python", "bulltask/lua/build_hook.py", *wheels)
     call(f"{RELEASE}/python", "-m", "build", "--no-isolation")
+    if ".example" in "".join(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"].values()):
+        sys.exit("tools: dist/ is complete, but do not publish it: [project.urls] in pyproject.toml has placeholders")
 
 
 def lock(_: Sequence[str]) -> None:

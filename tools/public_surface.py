@@ -20,6 +20,7 @@ PUBLIC = (
     "bulltask",
     "bulltask.contrib.django",
     "bulltask.contrib.opentelemetry",
+    "bulltask.dashboard",
     "bulltask.errors",
     "bulltask.events",
     "bulltask.exceptions",

@@ -1,7 +1,8 @@
-"""The build hook that copies BullMQ's Lua scripts into the package.
+"""The build hooks: one copies BullMQ's Lua scripts into the package, one makes the links of its description absolute.
 
-The repository contains none of BullMQ's code. The hook requires one pinned ``bullmq`` distribution for the build, so
-the installer fetches it; it copies its scripts to ``bulltask/lua/official/`` and compares each with ``manifest.json``.
+The repository contains none of BullMQ's code. The first hook requires one pinned ``bullmq`` distribution for the build,
+so the installer fetches it; it copies its scripts to ``bulltask/lua/official/`` and compares each with
+``manifest.json``.
 A missing, extra or altered script fails the build. If the directory has all scripts, as in a source distribution,
 nothing is required and nothing is copied.
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sys
 import zipfile
 from importlib import metadata
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 DISTRIBUTION = "bullmq"
 NOTICE = "THIRD_PARTY_NOTICES.md"
@@ -53,6 +56,31 @@ class OfficialScriptsHook(BuildHookInterface[Any]):
         manifest = json.loads((lua / "manifest.json").read_text())
         if not is_complete(lua / "official", manifest["scripts"]):
             put(read_scripts(find_commands(manifest["source"])), manifest, root)
+
+
+class DescriptionHook(MetadataHookInterface):
+    """Sets the description that PyPI shows: ``README.md``, whose relative links lead to the site or the repository."""
+
+    PLUGIN_NAME = "custom"
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Add the description; hatchling calls this when it reads the metadata."""
+        text = (Path(self.root) / "README.md").read_text()
+        metadata["readme"] = {"content-type": "text/markdown", "text": absolute_links(text, metadata["urls"])}
+
+
+def absolute_links(text: str, urls: dict[str, str]) -> str:
+    """Return a Markdown text of the repository's root directory whose links work anywhere."""
+    site, repository = urls["Documentation"], urls["Source"]
+
+    def absolute(match: re.Match[str]) -> str:
+        link, path, anchor = match[1], match[2], match[3] or ""
+        if link.startswith("!"):
+            return f"{link}{repository}/raw/main/{path}"
+        page = path.removesuffix(".md")
+        return f"{link}{site}/{page}.html{anchor}" if page != path else f"{link}{repository}/blob/main/{path}{anchor}"
+
+    return re.sub(r"(!?\[[^\]]*\]\()(?!https?:|#)([^)#\s]+)(#[^)\s]*)?(?=\))", absolute, text)
 
 
 def is_complete(official: Path, expected: dict[str, str]) -> bool:
