@@ -93,7 +93,7 @@ def _skip_class(_app: Sphinx, kind: str, _name: str, value: object, skip: bool, 
 
 def _prepare_docstring(_app: Sphinx, kind: str, _name: str, _value: object, _options: object, lines: list[str]) -> None:
     if kind in {"attribute", "data", "property"}:
-        lines.insert(0, "")  # or napoleon reads "This: that" as a type and a text
+        lines[:0] = ["..", ""]  # an empty comment; or napoleon reads "This: that" as a type and a text
     # Sphinx would read "first, second: text" as a field of a type, too.
     result, position = list[str](), 0
     while position < len(lines):
