@@ -44,14 +44,16 @@ def write_pages() -> str:
         path = FOLDER / f"{name}.rst"
         if not path.exists() or path.read_text() != text:  # an unchanged page is not built again
             path.write_text(text)
-    return _index()
+    return _index(documented)
 
 
-def _index() -> str:
+def _index(documented: Mapping[int, str]) -> str:
     parts = list[str]()
     for name in PUBLIC:
-        names = ", ".join(f":py:obj:`~{name}.{public}`" for public in _names(importlib.import_module(name)))
-        parts.append(f":doc:`{name} <api/{name}>`: {names}")
+        module = importlib.import_module(name)
+        paths = {public: documented.get(id(getattr(module, public)), f"{name}.{public}") for public in _names(module)}
+        names = ", ".join(f":py:obj:`{public} <{path}>`" for public, path in paths.items())
+        parts.append(f":doc:`{name} <api/{name}>`" + (f": {names}" if names else ""))
     return "\n\n".join(["```{eval-rst}", *parts, "```\n"])
 
 
@@ -96,9 +98,9 @@ def _entry(module: Any, name: str, value: Any, documented: Mapping[int, str]) ->
         yield f".. autofunction:: {path}\n"
     else:
         if "__call__" in vars(type(value)) and type(value).__module__.startswith("bulltask."):
-            yield f".. py:function:: {path}{inspect.signature(value)}"
+            yield f".. py:function:: {name}{inspect.signature(value)}"
         else:
-            yield f".. py:data:: {path}"
+            yield f".. py:data:: {name}"
             if not type(value).__module__.startswith("bulltask."):
                 yield f"   :value: {value!r}"
         yield ""
