@@ -37,6 +37,7 @@ from bulltask.jobs.schedules import Scheduler
 from bulltask.lake.formatting import pluralize
 from bulltask.queue import Queue
 from bulltask.queue.control import this_user
+from bulltask.queue.schedulers import listing_order, pause_text
 from bulltask.queue.search import LastRun, last_runs, recent_jobs
 
 __all__ = ["schedule"]
@@ -76,7 +77,7 @@ def list_command(ctx: click.Context, /, *, queues: str | None, **options: Any) -
             runs = queue.context.run(last_runs(queue.context, items)) if items else []
             rows += [(queue.name, *row) for row in zip(items, runs, strict=True)]
         declared = {*(app._config.beat_schedule or ()), *app._periodic_tasks} if queues is None else set[str]()
-    rows.sort(key=lambda row: (row[1].paused_ms is not None, row[1].next_ms))
+    rows.sort(key=lambda row: listing_order(row[1]))
     if options["as_json"]:
         print_json({"schedules": [{**_to_json(queue, item), "last": _last_json(last)} for queue, item, last in rows]})
         return
@@ -278,10 +279,7 @@ def _rule(item: Scheduler) -> str:
 
 
 def _paused(item: Scheduler) -> str:
-    """Say since when and by whom a schedule is paused; ``""`` if it is not."""
-    if item.paused_ms is None:
-        return ""
-    return in_one_line(f"paused since {stamp(time_of(item.paused_ms))} by {item.paused_by}")
+    return in_one_line(pause_text(item, lambda ms: stamp(time_of(ms))))
 
 
 def _next(item: Scheduler) -> str:

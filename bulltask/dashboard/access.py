@@ -60,7 +60,7 @@ class Role(IntEnum):
     VIEWER = 1
     """See everything but the audit log."""
     OPERATOR = 2
-    """Change what runs: retry, promote, revoke and run jobs, pause queues, control workers."""
+    """Change what runs: retry, promote, revoke and run jobs, pause queues and schedules, control workers."""
     ADMIN = 3
     """Delete jobs and queues, and read the audit log."""
 

@@ -223,6 +223,20 @@ def _run_schedule(form: SentForm) -> Outcome:
     return Outcome(f"Schedule {scheduler_id} has added this job.", f"/queues/{path(queue)}/jobs/{path(job.id)}")
 
 
+def _pause_schedule(form: SentForm) -> str:
+    queue, scheduler_id = form.param("queue"), form.param("scheduler")
+    if form.pages.app.queue(queue).schedulers.pause(scheduler_id, by=form.user.name) is None:
+        raise NotFound(f"Queue {queue} has no schedule {scheduler_id}.")
+    return f"Schedule {scheduler_id} of queue {queue} is paused."
+
+
+def _resume_schedule(form: SentForm) -> str:
+    queue, scheduler_id = form.param("queue"), form.param("scheduler")
+    if form.pages.app.queue(queue).schedulers.resume(scheduler_id) is None:
+        raise NotFound(f"Queue {queue} has no schedule {scheduler_id}.")
+    return f"Schedule {scheduler_id} of queue {queue} adds jobs again."
+
+
 def _remove_schedule(form: SentForm) -> Outcome:
     queue, scheduler_id = form.param("queue"), form.param("scheduler")
     if not form.text("sure"):
@@ -325,6 +339,8 @@ ENDPOINTS: Final = (
     *(Endpoint(f"/changes/{{change}}/{one}", one, _run_change(one)) for one in Action),
     Endpoint("/changes/{change}/stop", "stop", _stop_change),
     Endpoint("/queues/{queue}/schedules/{scheduler}/run", "run", _run_schedule),
+    Endpoint("/queues/{queue}/schedules/{scheduler}/pause", "pause", _pause_schedule),
+    Endpoint("/queues/{queue}/schedules/{scheduler}/resume", "resume", _resume_schedule),
     Endpoint("/queues/{queue}/schedules/{scheduler}/remove", "remove", _remove_schedule),
     Endpoint("/workers/control", "control", _control),
     Endpoint("/run", "run", _run_task),

@@ -26,7 +26,7 @@ from bulltask.queue import FoundJob, FoundJobs, Job, Queue
 from bulltask.queue.flows import Workflow, read_workflow
 from bulltask.queue.overview import Fleet, QueueOverview, find_queues, read_fleet, read_overview
 from bulltask.queue.reasons import Explanation
-from bulltask.queue.schedulers import SCHEDULING_ERRORS
+from bulltask.queue.schedulers import SCHEDULING_ERRORS, listing_order
 from bulltask.queue.search import FailureGroup, LastRun, Match, last_runs, recent_jobs
 from bulltask.transport.call import QueueKeys, command
 from bulltask.transport.operation import Operation
@@ -289,7 +289,10 @@ class SearchPage:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRow:
-    """A schedule, its last run, and its next times; ``recent`` are its last runs if only this schedule is shown."""
+    """A schedule, its last run, and its next times, none if it is paused.
+
+    ``recent`` are its last runs if only this schedule is shown.
+    """
 
     queue: str
     item: Scheduler
@@ -300,7 +303,7 @@ class ScheduleRow:
 
 @dataclass(frozen=True, slots=True)
 class Schedules:
-    """The schedules of all queues, the next one first; ``total`` is how many there are."""
+    """The schedules of all queues, the next one first, the paused ones last; ``total`` is how many there are."""
 
     rows: Sequence[ScheduleRow]
     total: int
@@ -724,18 +727,27 @@ class Pages:
         queues = [queue.keys for queue in self.overview().queues]
         with self._app._broker.pool.client() as client:
             client.connect()
-            calls = [command("ZCARD", keys.repeat, parse_reply=int) for keys in queues]
-            counts = client.run_many(calls) if calls else []
-        rows: list[ScheduleRow] = []
-        for keys, count in zip(queues, counts, strict=True):
-            if count and len(rows) < _MAX_SCHEDULES:
+            stored = [key for keys in queues for key in (keys.repeat, keys.paused_schedulers)]
+            counts = client.run_many([command("ZCARD", key, parse_reply=int) for key in stored]) if stored else []
+        rows, total = list[ScheduleRow](), 0
+        for keys, count, paused_count in zip(queues, counts[::2], counts[1::2], strict=True):
+            total += count
+            if len(rows) >= _MAX_SCHEDULES:
+                total += paused_count
+            elif count or paused_count:
                 queue = self._app.queue(keys.queue)
-                items = queue.schedulers.list(0, _SCHEDULES_PER_QUEUE - 1, asc=True)
+                paused = queue.schedulers.list_paused() if paused_count else ()
+                total += len(paused)  # fewer if a client of BullMQ has added some again
+                items = [
+                    *(queue.schedulers.list(0, _SCHEDULES_PER_QUEUE - 1, asc=True) if count else ()),
+                    *paused[:_SCHEDULES_PER_QUEUE],
+                ]
                 runs = queue.context.run(last_runs(queue.context, items)) if items else []
                 rows += [
-                    ScheduleRow(keys.queue, item, last, (item.next_ms,)) for item, last in zip(items, runs, strict=True)
+                    ScheduleRow(keys.queue, item, last, () if item.paused_ms is not None else (item.next_ms,))
+                    for item, last in zip(items, runs, strict=True)
                 ]
-        return Schedules(sorted(rows, key=lambda row: row.item.next_ms), sum(counts))
+        return Schedules(sorted(rows, key=lambda row: listing_order(row.item)), total)
 
     def schedule(self, queue: str, scheduler_id: str) -> ScheduleRow | None:
         """Read a schedule with its last runs; ``None`` if there is none with this id."""
@@ -751,7 +763,9 @@ class Pages:
         return ScheduleRow(name, item, last, self._next_times(item), recent)
 
     def _next_times(self, item: Scheduler) -> Sequence[int]:
-        """Return the next times of a schedule, as far as its rule can be read."""
+        """Return the next times of a schedule, none if it is paused, as far as its rule can be read."""
+        if item.paused_ms is not None:
+            return ()
         times, zone = [item.next_ms], zone_of(self._app._config.timezone)
         left = _NEXT_TIMES if item.limit is None else min(_NEXT_TIMES, item.limit - item.iterations + 1)
         with suppress(*SCHEDULING_ERRORS):  # another client has written a malformed rule

@@ -60,6 +60,7 @@ from bulltask.jobs.payloads import describe, is_envelope
 from bulltask.jobs.schedules import Scheduler
 from bulltask.lake.formatting import ABSENT, CONTROL, Unit, age_text, format_value, one_line
 from bulltask.queue.flows import Workflow, WorkflowJob
+from bulltask.queue.schedulers import pause_text
 from bulltask.queue.search import actions_in
 
 __all__ = ["Dashboard"]
@@ -675,6 +676,7 @@ def _environment() -> Environment:
         "plain": _plain,
         "redact": redact_secrets,
         "rule": _rule,
+        "paused": lambda item: pause_text(item, _moment),
     }
     templates.globals |= {"sparkline": sparkline, "bar": bar}
     return templates

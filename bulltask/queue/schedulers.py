@@ -5,7 +5,7 @@ The worker that acquires one of a scheduler's jobs adds the next one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, tzinfo
 from typing import Any, Final
@@ -53,7 +53,9 @@ __all__ = [
     "list_all_schedulers",
     "list_paused",
     "list_repeatables",
+    "listing_order",
     "pause_scheduler",
+    "pause_text",
     "put",
     "remove",
     "remove_by_key",
@@ -167,6 +169,22 @@ def list_paused(keys: QueueKeys) -> Operation[list[Scheduler]]:
             if scheduler.paused_ms is not None and score is None
         ]
     return found
+
+
+def listing_order(scheduler: Scheduler) -> tuple[bool, int]:
+    """Return the key that sorts schedulers for people: the next one first, the paused ones last."""
+    return scheduler.paused_ms is not None, scheduler.next_ms
+
+
+def pause_text(scheduler: Scheduler, show: Callable[[int], str]) -> str:
+    """Say since when and by whom a scheduler is paused; ``""`` if it is not. ``show`` returns a time as text.
+
+    If it returns Markup, so does this.
+    """
+    if scheduler.paused_ms is None:
+        return ""
+    # Added, not formatted: Markup then escapes the name, which anybody may have chosen.
+    return "paused since " + show(scheduler.paused_ms) + f" by {scheduler.paused_by}"
 
 
 def pause_scheduler(context: QueueContext, scheduler_id: str, by: str) -> Operation[Scheduler | None]:

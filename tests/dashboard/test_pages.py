@@ -17,7 +17,7 @@ import pytest
 
 from bulltask import App
 from bulltask.dashboard import Access, Dashboard, Role, changes, pages, site
-from bulltask.dashboard.access import User
+from bulltask.dashboard.access import Audit, User
 from bulltask.dashboard.forms import Field, Invalid, task_form
 from bulltask.dashboard.pages import Filter
 from bulltask.jobs.errors import ConfigError
@@ -337,6 +337,39 @@ def test_schedules_show_their_next_times_and_last_runs_and_are_run_and_removed(b
     send(browser, nightly, "/remove", sure="yes")
     assert [item.id for item in queue.schedulers.list()] == ["often"]
     assert browser.get("/queues/mail/schedules/nightly%252F1").status_code == 404
+
+
+def test_a_paused_schedule_is_listed_last_with_who_has_paused_it_and_can_be_resumed(
+    browser_with: Open, app: App
+) -> None:
+    queue = app.queue("mail")
+    queue.schedulers.upsert("hourly", every=3600)
+    queue.schedulers.upsert("nightly", cron="0 3 * * *")
+    browser = browser_with(user_header="X-User", proxies=["10.0.0.1"], roles={"<ada>": Role.OPERATOR})
+    browser.headers["x-user"] = "<ada>"
+    told = send(browser, browser.get("/queues/mail/schedules/hourly"), "/hourly/pause")
+    assert "Schedule hourly of queue mail is paused." in text_of(told.text)
+    assert "<dd>paused since <time" in told.text
+    assert "<li><time" not in told.text
+    paused = queue.schedulers.get("hourly")
+    assert paused is not None
+    assert paused.paused_by == "<ada>"
+    page = browser.get("/schedules")
+    assert "2 of 2 schedules" in text_of(page.text)
+    assert re.findall(r"/schedules/(\w+)", " ".join(links(page.text))) == ["nightly", "hourly"]
+    assert re.search(r"paused since \d{4}-\d\d-\d\d [\d:]{8} by <ada> ", text_of(page.text))
+    assert [address for address, _ in forms(page.text) if address.endswith(("/pause", "/resume"))] == [
+        "/queues/mail/schedules/nightly/pause",
+        "/queues/mail/schedules/hourly/resume",
+    ]
+    told = send(browser, page, "/hourly/resume")
+    assert "Schedule hourly of queue mail adds jobs again." in text_of(told.text)
+    assert {item.id for item in queue.schedulers.list()} == {"hourly", "nightly"}
+    queue.schedulers.remove("hourly")
+    for gone in ("pause", "resume"):
+        assert browser.act(f"/queues/mail/schedules/hourly/{gone}", "/schedules").status_code == 404
+    done = [(entry.user, entry.action, entry.target) for entry in Audit(app).newest(10) if not entry.is_refused]
+    assert done == [("<ada>", action, "queue mail, scheduler hourly") for action in ("resume", "pause")]
 
 
 # ---- running a task ----
