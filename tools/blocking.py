@@ -314,7 +314,7 @@ class Meter:
     def _script_name(self, word: bytes) -> str:
         sha = word.decode() if len(word) == SHA_LENGTH else sha1(word)
         if sha not in self._names:
-            self._names = {script.sha: script.name for script in gc.get_objects() if isinstance(script, Script)}
+            self._names = {script.sha: script.name for script in gc.get_objects() if type(script) is Script}
         return self._names.setdefault(sha, "script of this program")
 
 

@@ -80,7 +80,7 @@ def absolute_links(text: str, urls: dict[str, str]) -> str:
         page = path.removesuffix(".md")
         return f"{link}{site}/{page}.html{anchor}" if page != path else f"{link}{repository}/blob/main/{path}{anchor}"
 
-    return re.sub(r"(!?\[[^\]]*\]\()(?!https?:|#)([^)#\s]+)(#[^)\s]*)?(?=\))", absolute, text)
+    return re.sub(r"(!?\[[^\[\]]*\]\()(?!https?:|#)([^()\[#\s]+)(#[^()\[\s]*)?(?=\))", absolute, text)
 
 
 def is_complete(official: Path, expected: dict[str, str]) -> bool:

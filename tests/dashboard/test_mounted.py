@@ -82,13 +82,15 @@ def test_mounted_in_starlette_in_a_mounted_app(dashboard: Dashboard) -> None:
 def test_beside_django(dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch) -> None:
     from django.conf import settings  # noqa: PLC0415 - only here
     from django.core.asgi import get_asgi_application  # noqa: PLC0415 - only here
+    from django.test import override_settings  # noqa: PLC0415 - only here
 
-    if not settings.configured:
-        settings.configure(ROOT_URLCONF=__name__, SECRET_KEY="x", ALLOWED_HOSTS=["*"])
+    if not settings.configured:  # otherwise, other tests have
+        settings.configure(SECRET_KEY="x")
     monkeypatch.setitem(os.environ, "DJANGO_ALLOW_ASYNC_UNSAFE", "1")
-    browser = Browser(Starlette(routes=[Mount("/tasks", dashboard), Mount("/", get_asgi_application())]))
-    assert browser.get("/of-django").text == "from Django: /of-django"
-    check(browser, "/tasks")
+    with override_settings(ROOT_URLCONF=__name__, ALLOWED_HOSTS=["*"]):
+        browser = Browser(Starlette(routes=[Mount("/tasks", dashboard), Mount("/", get_asgi_application())]))
+        assert browser.get("/of-django").text == "from Django: /of-django"
+        check(browser, "/tasks")
 
 
 def of_django(request: Any) -> Any:
