@@ -380,6 +380,7 @@ def pages(app: App, serve: Open, harness: WorkerHarness, tmp_path: Path, redis_c
     return [f"{with_login}/login", *(root + path for path in paths)]
 
 
+@pytest.mark.extended
 def test_every_page_is_accessible_in_both_themes_and_fits_a_phone(chromium: Chromium, pages: list[str]) -> None:
     chromium.forget()
     if not AXE.exists():

@@ -107,8 +107,8 @@ def test_no_call_that_removes_large_jobs_keeps_redis_busy_for_more_than_5_ms(
             assert len(queue.clean(0, state=state)) == 1_000
         return max(meter.longest.values())
 
-    # A busy machine makes calls slower, but none faster.
-    assert any(longest_ms() <= blocking.MAX_MS for _ in range(blocking.REPETITIONS))
+    # A busy machine makes calls slower, up to threefold for seconds, but none faster.
+    assert any(longest_ms() <= blocking.MAX_MS for _ in range(10))
 
 
 def test_a_call_that_reads_ids_returns_a_bounded_number_for_all_states_together(

@@ -94,7 +94,7 @@ async def test_waits_for_jobs_time_out_on_an_event_loop(
 
 
 async def test_a_wait_that_began_earlier_takes_its_time_when_the_clock_is_moved(app: App, stop: Stop) -> None:
-    result = app.send_task("never")
+    result = await app.asend_task("never")  # which connects: connecting would time out while the clock is moved
     waiting = asyncio.ensure_future(result.aget(0.3))
     await asyncio.sleep(0.01)
     started = mono_s()
