@@ -206,17 +206,18 @@ def test_2000_queues_are_listed_in_two_seconds_without_a_long_call(
     pipe.execute()
     before: Any = redis_client.config_get("slowlog-log-slower-than")
     redis_client.config_set("slowlog-log-slower-than", int(scale_to_load(5) * 1000))
-    for _ in range(3):  # a busy machine makes single calls slower, but none faster
+
+    def listing() -> tuple[float, list[Any]]:
         redis_client.slowlog_reset()
         started = time.monotonic()
         document = json_of(run(broker_url, "queues", "--json"), "queues")
-        seconds = time.monotonic() - started
         assert len(document["queues"]) == 2_000
-        if not (slow := redis_client.slowlog_get()):
-            break
+        return time.monotonic() - started, redis_client.slowlog_get()
+
+    found = [listing() for _ in range(2)]  # a busy machine makes single calls slower, but none faster
     redis_client.config_set("slowlog-log-slower-than", before["slowlog-log-slower-than"])
-    assert seconds <= scale_to_load(2)
-    assert slow == []
+    assert min(seconds for seconds, _ in found) <= scale_to_load(2)
+    assert min((slow for _, slow in found), key=len) == []
 
 
 def test_a_queue_is_paused_with_a_name_which_why_shows_and_resumed(
