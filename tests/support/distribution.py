@@ -33,7 +33,9 @@ FIRST = (
     "tests/process/",
     "tests/interop/",
     "tests/spark/",
+    "tests/dashboard/test_browser.py",
     "tests/unit/test_benchmarks.py",
+    "tests/unit/test_site.py",
 )
 
 
