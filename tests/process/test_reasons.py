@@ -79,7 +79,7 @@ def test_the_reasons_of_a_real_worker(harness: WorkerHarness) -> None:
     assert of_queue.command == "bulltask control rate-limit rated RATE"
 
     unknown = send("nope")
-    reason = wait_for(harness, unknown, "unknown-task")
+    reason = wait_for(harness, unknown, "unknown-task", "is not registered")  # as the worker says that acquired it
     assert "task 'nope' is not registered in app 'tested'" in reason.sentence
     assert f"1 job waits for a worker that can run it: job {unknown.id}: " in str(
         harness.app.queue("default").explain()
