@@ -10,7 +10,6 @@ import socket
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -18,7 +17,7 @@ import click
 from bulltask.cli.app_loader import import_tasks, load_app_or_broker
 from bulltask.cli.options import job_lake_option, redis_options
 from bulltask.cli.terminal import echo
-from bulltask.config.settings import ENV_PREFIX
+from bulltask.config.settings import ENV_PREFIX, read_secret_file
 from bulltask.observe.http_requests import LOCAL_HOSTS
 
 if TYPE_CHECKING:  # needs the extra
@@ -179,11 +178,7 @@ def _secret(name: str) -> str | None:
         return found
     if not (path := os.environ.get(f"{variable}_FILE")):
         return None
-    try:
-        found = Path(path).read_text().strip()
-    except (OSError, UnicodeDecodeError) as exc:
-        raise click.ClickException(f"cannot read the file in {variable}_FILE: {exc}") from exc
-    if not found:
+    if not (found := read_secret_file(f"{variable}_FILE", path)):
         raise click.ClickException(f"the file in {variable}_FILE, {path}, is empty")
     return found
 

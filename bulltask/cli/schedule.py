@@ -37,7 +37,7 @@ from bulltask.jobs.schedules import Scheduler
 from bulltask.lake.formatting import pluralize
 from bulltask.queue import Queue
 from bulltask.queue.control import this_user
-from bulltask.queue.schedulers import listing_order, pause_text
+from bulltask.queue.schedulers import listing_order, pause_text, rule_text
 from bulltask.queue.search import LastRun, last_runs, recent_jobs
 
 __all__ = ["schedule"]
@@ -273,9 +273,7 @@ def _missing(queue: Queue, scheduler_id: str) -> NotFoundError:
 
 
 def _rule(item: Scheduler) -> str:
-    if item.every_ms is not None:
-        return f"every {duration_text(item.every_ms / 1000)}"
-    return f"{item.pattern}{f' ({item.tz})' if item.tz else ''}"
+    return rule_text(item, lambda ms: duration_text(ms / 1000))
 
 
 def _paused(item: Scheduler) -> str:

@@ -32,7 +32,7 @@ from bulltask.cli.terminal import as_table, in_one_line
 from bulltask.cli.why import why_page
 from bulltask.cli.workers import OTHERS_UNKNOWN, task_names, worker_pages
 from bulltask.dashboard.changes import JOB_CHANGES
-from bulltask.dashboard.pages import STATES, Filter, Pages
+from bulltask.dashboard.pages import COST, MIN_AGE_S, STATES, Filter, Pages
 from bulltask.jobs.clock import mono_s, timeout
 from bulltask.jobs.errors import BulltaskError
 from bulltask.lake.formatting import age_text
@@ -43,9 +43,6 @@ __all__ = ["Top"]
 
 T = TypeVar("T")
 
-_REFRESH_S: Final = 2.0
-_COST: Final = 0.01
-"""The share of one core that reading a screen may cost: it is read again after a hundred times as long."""
 _MAX_LINES: Final = 2_000
 _MAX_LINE: Final = 4_000
 
@@ -115,9 +112,7 @@ def _queues(page: _Page) -> _Shown:
     """Read all queues; the key of one that the app's keys cannot reach begins with NUL."""
     top, sort, width = page.top, _SORTS[page.choice % len(_SORTS)], page.size.width
     found = top.pages.overview()
-    queues = [queue for queue in found.queues if page.find.casefold() in queue.keys.queue.casefold()]
-    if sort != _SORTS[0]:
-        queues.sort(key=lambda queue: getattr(queue.figures, sort, None) or 0, reverse=True)  # it may be an error
+    queues = found.choose(page.find, None if sort == _SORTS[0] else sort)
     cells = [queue_row(queue) for queue in queues]
     room = width - sum(max(map(len, column)) + 1 for column in list(zip(QUEUE_COLUMNS, *cells, strict=True))[1:])
     table = as_table(QUEUE_COLUMNS, [(in_one_line(name, max(12, room)), *rest) for name, *rest in cells], gap=" ")
@@ -522,7 +517,7 @@ class Top(TerminalApp[None]):
                 status = f"{'read-only  ' if self.read_only else ''}{datetime.now(UTC):%H:%M:%S} UTC"
                 page.show(found, error, status)
             with suppress(TimeoutError):
-                async with timeout(max(_REFRESH_S, (mono_s() - started_s) / _COST)):
+                async with timeout(max(MIN_AGE_S, (mono_s() - started_s) / COST)):
                     await self._is_due.wait()
 
     def say(self, text: str, *, is_error: bool = False) -> None:

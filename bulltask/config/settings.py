@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 else:
     SettingTypes = object
 
-__all__ = ["CONFIG_VARIABLE", "ENV_PREFIX", "FILE_VARIABLES", "Settings", "constructor_settings"]
+__all__ = ["CONFIG_VARIABLE", "ENV_PREFIX", "FILE_VARIABLES", "Settings", "constructor_settings", "read_secret_file"]
 
 ENV_PREFIX: Final = "BULLTASK_"
 CONFIG_VARIABLE: Final = "BULLTASK_CONFIG"
@@ -469,11 +469,16 @@ def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
     settings = wrap_secrets({names[variable]: text for variable, text in environ.items() if variable in names})
     for name, variable in FILE_VARIABLES.items():
         if name not in settings and (path := environ.get(variable)):
-            try:
-                settings |= wrap_secrets({name: Path(path).read_text().strip()})
-            except (OSError, UnicodeDecodeError) as exc:
-                raise ConfigError(f"cannot read the file in {variable}: {exc}") from exc
+            settings |= wrap_secrets({name: read_secret_file(variable, path)})
     return settings
+
+
+def read_secret_file(variable: str, path: str) -> str:
+    """Return the secret in a file that an environment variable names; raises ``ConfigError`` if it cannot be read."""
+    try:
+        return Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"cannot read the file in {variable}: {exc}") from exc
 
 
 def _failover_defaults(given: Mapping[str, object]) -> dict[str, object]:

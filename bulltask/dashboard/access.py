@@ -30,6 +30,7 @@ from bulltask.jobs.errors import BulltaskError, ConfigError
 from bulltask.lake.formatting import one_line
 from bulltask.observe.http_requests import host_of
 from bulltask.transport.call import Call, command, dashboard_audit, text, texts_by_name
+from bulltask.transport.streams import id_parts
 
 __all__ = [
     "ACTIONS",
@@ -414,7 +415,7 @@ class Audit:
 
 def _entry(entry_id: str, fields: Mapping[str, str], refused: bool) -> AuditEntry:
     named = {name: fields.get(name, "") for name in ("user", "address", "action", "target", "outcome")}
-    return AuditEntry(at_ms=int(entry_id.partition("-")[0]), **named, is_refused=refused)
+    return AuditEntry(at_ms=id_parts(entry_id)[0], **named, is_refused=refused)
 
 
 # ---- headers ----

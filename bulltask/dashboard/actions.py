@@ -24,7 +24,18 @@ from bulltask.jobs.errors import BulltaskError, ConfigError, JobNotFoundError
 from bulltask.queue.control import Answers
 from bulltask.queue.search import Action
 
-__all__ = ["ENDPOINTS", "Endpoint", "NotFound", "Outcome", "SentForm", "form_of", "param", "path"]
+__all__ = [
+    "ENDPOINTS",
+    "Endpoint",
+    "NotFound",
+    "Outcome",
+    "SentForm",
+    "change_of",
+    "form_of",
+    "no_job",
+    "param",
+    "path",
+]
 
 _COUNTED_AT_ONCE_S: Final = 0.3
 """How long a reply waits for a count or a change, so that most need no page with their progress."""
@@ -110,6 +121,19 @@ def param(request: Request, name: str) -> str:
     return unquote(request.path_params[name], errors="surrogateescape")
 
 
+def no_job(queue: str, job_id: str, past: str = "") -> NotFound:
+    """Return the error for a job that a queue does not have."""
+    return NotFound(f"Queue {queue} has no job {job_id}: it was removed, or never added.", past)
+
+
+def change_of(pages: Pages, request: Request) -> Change:
+    """Return the change of many jobs that a path names."""
+    change = pages.changes.get(param(request, "change"))
+    if change is None:
+        raise NotFound("There is no such change: it was long ago, or the dashboard was restarted.")
+    return change
+
+
 # ---- queues ----
 
 
@@ -163,7 +187,7 @@ def _change_job(action: str) -> Callable[[SentForm], str]:
         try:
             return JOB_CHANGES[action](form.pages.app.queue(queue), job_id)
         except JobNotFoundError as exc:
-            raise NotFound(f"Queue {queue} has no job {job_id}: it was removed, or never added.") from exc
+            raise no_job(queue, job_id) from exc
 
     return act
 
@@ -187,7 +211,7 @@ def _count(action: str) -> Handler:
 
 def _run_change(action: str) -> Handler:
     def act(form: SentForm) -> Outcome:
-        change = _change(form)
+        change = change_of(form.pages, form.request)
         if change.action != action:
             raise NotFound("There is no such change.")
         form.pages.changes.run(change)
@@ -199,41 +223,38 @@ def _run_change(action: str) -> Handler:
 
 
 def _stop_change(form: SentForm) -> Outcome:
-    change = _change(form)
+    change = change_of(form.pages, form.request)
     change.stop()
     change.wait(_COUNTED_AT_ONCE_S)
     return Outcome(f"The change of queue {change.queue} is stopped.", f"/changes/{change.id}")
 
 
-def _change(form: SentForm) -> Change:
-    change = form.pages.changes.get(form.param("change"))
-    if change is None:
-        raise NotFound("There is no such change: it was long ago, or the dashboard was restarted.")
-    return change
-
-
 # ---- schedules ----
+
+
+def _no_schedule(queue: str, scheduler_id: str) -> NotFound:
+    return NotFound(f"Queue {queue} has no schedule {scheduler_id}.")
 
 
 def _run_schedule(form: SentForm) -> Outcome:
     queue, scheduler_id = form.param("queue"), form.param("scheduler")
     job = form.pages.app.queue(queue).schedulers.run_now(scheduler_id)
     if job is None:
-        raise NotFound(f"Queue {queue} has no schedule {scheduler_id}.")
+        raise _no_schedule(queue, scheduler_id)
     return Outcome(f"Schedule {scheduler_id} has added this job.", f"/queues/{path(queue)}/jobs/{path(job.id)}")
 
 
 def _pause_schedule(form: SentForm) -> str:
     queue, scheduler_id = form.param("queue"), form.param("scheduler")
     if form.pages.app.queue(queue).schedulers.pause(scheduler_id, by=form.user.name) is None:
-        raise NotFound(f"Queue {queue} has no schedule {scheduler_id}.")
+        raise _no_schedule(queue, scheduler_id)
     return f"Schedule {scheduler_id} of queue {queue} is paused."
 
 
 def _resume_schedule(form: SentForm) -> str:
     queue, scheduler_id = form.param("queue"), form.param("scheduler")
     if form.pages.app.queue(queue).schedulers.resume(scheduler_id) is None:
-        raise NotFound(f"Queue {queue} has no schedule {scheduler_id}.")
+        raise _no_schedule(queue, scheduler_id)
     return f"Schedule {scheduler_id} of queue {queue} adds jobs again."
 
 
@@ -242,7 +263,7 @@ def _remove_schedule(form: SentForm) -> Outcome:
     if not form.text("sure"):
         raise ConfigError("tick the box to remove the schedule")
     if not form.pages.app.queue(queue).schedulers.remove(scheduler_id):
-        raise NotFound(f"Queue {queue} has no schedule {scheduler_id}.")
+        raise _no_schedule(queue, scheduler_id)
     return Outcome(f"Schedule {scheduler_id} of queue {queue} is removed.", "/schedules")
 
 
@@ -290,10 +311,10 @@ def _summary(answers: Answers) -> str:
 
 def _run_task(form: SentForm) -> Outcome:
     name = form.text("task") if "task" not in form.request.path_params else form.param("task")
-    task = form.pages.app.tasks.get(name)
     if not name:
         raise Invalid({"task": "required"})
-    call = _plain_arguments(form) if task is None else task_form(form.pages.app, task).arguments(form.fields)
+    task = form_of(form.pages, name)
+    call = _plain_arguments(form) if task is None else task.arguments(form.fields)
     options: dict[str, Any] = {}
     errors: dict[str, str] = {}
     for option, read in (("countdown", form.number), ("priority", lambda key: form.whole(key, least=0))):

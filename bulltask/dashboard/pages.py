@@ -7,8 +7,8 @@ both call the same functions of :mod:`bulltask.queue`. What may not be read is `
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
@@ -22,17 +22,18 @@ from bulltask.jobs.errors import BrokerAuthError, BulltaskError, ConfigError, In
 from bulltask.jobs.names import address_of, name_in_app
 from bulltask.jobs.payloads import describe, is_envelope
 from bulltask.jobs.schedules import Repeat, Scheduler
+from bulltask.lake.formatting import pluralize
 from bulltask.queue import FoundJob, FoundJobs, Job, Queue
 from bulltask.queue.flows import Workflow, read_workflow
 from bulltask.queue.overview import Fleet, QueueOverview, find_queues, read_fleet, read_overview
 from bulltask.queue.reasons import Explanation
 from bulltask.queue.schedulers import SCHEDULING_ERRORS, listing_order
 from bulltask.queue.search import FailureGroup, LastRun, Match, last_runs, recent_jobs
-from bulltask.transport.call import QueueKeys, command
+from bulltask.transport.call import QueueKeys, SyncClient, command
 from bulltask.transport.operation import Operation
 from bulltask.transport.scripts.job import job_fields
 from bulltask.transport.scripts.queue import QueueFigures
-from bulltask.transport.streams import Entry, read_back, read_now
+from bulltask.transport.streams import Entry, id_parts, read_back, read_now
 
 if TYPE_CHECKING:
     from bulltask.dashboard.access import AuditEntry
@@ -76,9 +77,9 @@ AUDIT_ENTRIES: Final = 200
 _SCAN_S: Final = 600
 _SCAN_WAIT_S: Final = 0.1
 """How long the overview waits for a scan of all keys, which takes a second if there are hundreds of thousands."""
-_COST: Final = 0.01
+COST: Final = 0.01
 """The share of one core that a page which stays open may cost: it is read again after a hundred times as long."""
-_MIN_AGE_S: Final = 2.0
+MIN_AGE_S: Final = 2.0
 _WAIT_S: Final = 0.05
 """How long a view of many queues waits until they are read again; then it shows what was read before."""
 _MANY_QUEUES: Final = 30
@@ -210,6 +211,13 @@ class Overview:
     scanned_all: bool | None
     now_ms: int
     server: str
+
+    def choose(self, text: str, figure: str | None) -> list[QueueOverview]:
+        """Return the queues whose names contain a text, by name, or those first that have most of a figure."""
+        found = [queue for queue in self.queues if text.casefold() in queue.keys.queue.casefold()]
+        if figure is not None:
+            found.sort(key=lambda queue: getattr(queue.figures, figure, None) or 0, reverse=True)  # it may be an error
+        return found
 
     def waiting(self, name: str) -> list[int]:
         """Return how many jobs a queue, by its name in BullMQ, had waiting, over time."""
@@ -382,7 +390,7 @@ class _Answer:
 
     @property
     def _kept_s(self) -> float:
-        return max(_MIN_AGE_S, self._took_s / _COST)
+        return max(MIN_AGE_S, self._took_s / COST)
 
     @property
     def _is_fresh(self) -> bool:
@@ -462,7 +470,6 @@ class Pages:
 
     def __init__(self, app: App, lake: str | Path | None = None) -> None:
         self.app = app
-        self._app = app
         self.changes = Changes(app)
         self.has_history = lake is not None
         self._lake = lake
@@ -490,6 +497,13 @@ class Pages:
             answer.forget()
         self._searches = {key: search for key, search in self._searches.items() if search.is_running}
 
+    @contextmanager
+    def _client(self) -> Iterator[SyncClient]:
+        """Lend a connection, which has set the clock."""
+        with self.app._broker.pool.client() as client:
+            client.connect()
+            yield client
+
     # ---- pages ----
 
     def overview(self) -> Overview:
@@ -497,9 +511,8 @@ class Pages:
         return self._once(("overview",), self._read_overview, of_all=True)
 
     def _read_overview(self) -> Overview:
-        app = self._app
-        with app._broker.pool.client() as client:
-            client.connect()
+        app = self.app
+        with self._client() as client:
             if mono_s() >= self._scan_at_s:
                 self._scan_at_s = mono_s() + _SCAN_S
                 scan = threading.Thread(target=self._scan, name="bulltask-scan", daemon=True)
@@ -519,9 +532,8 @@ class Pages:
     def _scan(self) -> None:
         """Scan all keys for queues that only Node.js uses."""
         try:
-            with self._app._broker.pool.client() as client:
-                client.connect()
-                found = find_queues(client, self._app._config.prefix)
+            with self._client() as client:
+                found = find_queues(client, self.app._config.prefix)
             self._scanned = found.names
             self._scanned_all = found.scanned_all
         except BulltaskError:
@@ -530,7 +542,7 @@ class Pages:
     def _keys(self, name: str) -> QueueKeys:
         """Return a queue by its name in BullMQ; the names of its keys are made once, because there may be thousands."""
         if (keys := self._keys_of.get(name)) is None:
-            config = self._app._config
+            config = self.app._config
             keys = QueueKeys(config.prefix, name, name_in_app(name, hash_tag=config.queue_hash_tag))
             self._keys_of[name] = keys
         return keys
@@ -574,7 +586,7 @@ class Pages:
 
     def _read_metrics(self, name: str, now_ms: int) -> tuple[list[int], dict[str, list[float | None]]]:
         """Read BullMQ's metrics: the minutes, and how many jobs completed and failed in each."""
-        queue, found = self._app.queue(name), dict[str, list[int]]()
+        queue, found = self.app.queue(name), dict[str, list[int]]()
         for kind in ("completed", "failed"):
             metrics = queue.get_metrics(kind, 0, _MINUTES - 1)
             if metrics.previous_ms:
@@ -606,7 +618,7 @@ class Pages:
         return self._once(("past", queue), lambda: self._read_past(queue))
 
     def _read_past(self, queue: str | None) -> Past:
-        history, now = self.history, datetime.fromtimestamp(self._app._now_ms() / 1000, UTC)
+        history, now = self.history, datetime.fromtimestamp(self.app._now_ms() / 1000, UTC)
         first = now.replace(minute=0, second=0, microsecond=0) - timedelta(hours=_PAST_HOURS - 1)
         hours = [first + timedelta(hours=number) for number in range(_PAST_HOURS)]
         ended = {}
@@ -629,8 +641,8 @@ class Pages:
         return self._once(("workflow", queue, job_id), lambda: self._read_workflow(queue, job_id))
 
     def _read_workflow(self, queue: str, job_id: str) -> Workflow | None:
-        read = read_workflow(lambda: self._app._broker, queue, job_id, _MAX_NODES)
-        return self._app.queue(queue).context.run(read)
+        read = read_workflow(lambda: self.app._broker, queue, job_id, _MAX_NODES)
+        return self.app.queue(queue).context.run(read)
 
     def fleet(self) -> tuple[Fleet, int]:
         """Read the workers of all queues; the second value is the server's time."""
@@ -638,9 +650,8 @@ class Pages:
 
     def _read_fleet(self) -> tuple[Fleet, int]:
         queues = [queue.keys for queue in self.overview().queues]
-        with self._app._broker.pool.client() as client:
-            client.connect()
-            now_ms = self._app._broker.clock.now_ms()
+        with self._client() as client:
+            now_ms = self.app._broker.clock.now_ms()
             return read_fleet(client, queues, now_ms), now_ms
 
     def failures(self) -> Sequence[FailureGroup]:
@@ -656,25 +667,24 @@ class Pages:
         read = []
         for name in failed[:FAILURE_QUEUES]:
             with suppress(InvalidNameError):  # other clients have named it; the overview shows it
-                read.append(self._app.queue(name).group_failures(scan=NEWEST_FAILED))
+                read.append(self.app.queue(name).group_failures(scan=NEWEST_FAILED))
         return sorted((group for found in read for group in found.groups), key=lambda group: -group.count)
 
     def audit(self) -> Sequence[AuditEntry]:
         """Read the newest entries of the audit log."""
         from bulltask.dashboard.access import Audit  # noqa: PLC0415 - needs an extra that bulltask top does not need
 
-        return self._once(("audit",), lambda: Audit(self._app).newest(AUDIT_ENTRIES))
+        return self._once(("audit",), lambda: Audit(self.app).newest(AUDIT_ENTRIES))
 
     def queue(self, name: str, wanted: Filter, cursor: str | None) -> QueuePage:
         """Read a queue and some of its jobs; ``cursor`` is that of the previous page."""
         return self._once(("queue", name, wanted, cursor), lambda: self._read_queue(name, wanted, cursor))
 
     def _read_queue(self, name: str, wanted: Filter, cursor: str | None) -> QueuePage:
-        until_s, queue = mono_s() + _SEARCH_S, self._app.queue(name)
-        with self._app._broker.pool.client() as client:
-            client.connect()
-            now_ms = self._app._broker.clock.now_ms()
-            [overview] = read_overview(client, [self._app._broker.keys(name)], now_ms)
+        until_s, queue = mono_s() + _SEARCH_S, self.app.queue(name)
+        with self._client() as client:
+            now_ms = self.app._broker.clock.now_ms()
+            [overview] = read_overview(client, [self.app._broker.keys(name)], now_ms)
         if isinstance(overview.figures, BulltaskError):
             raise overview.figures
         explanation, limited_s = queue.explain(), queue.get_rate_limit_ttl()
@@ -684,7 +694,7 @@ class Pages:
             self._searches[name, wanted, cursor] = search
             for old in list(self._searches)[:-_MAX_SEARCHES]:
                 self._searches.pop(old, None)
-        counts = {**overview.figures.jobs, "waiting": overview.figures.waiting}
+        counts = _counts(overview.figures)
         return QueuePage(overview, explanation, search.found, counts, limited_s, search.is_running)
 
     def search(self, text: str) -> SearchPage:
@@ -693,8 +703,7 @@ class Pages:
 
     def _search(self, text: str) -> SearchPage:
         until_s, queues = mono_s() + _SEARCH_S, self.overview().queues
-        with self._app._broker.pool.client() as client:
-            client.connect()
+        with self._client() as client:
             # Other keys of a queue, such as "meta", are no jobs: they have no name, or are no hash.
             calls = [job_fields(queue.keys, text, ("name",)) for queue in queues if text]
             replies = client.try_many(calls) if calls else []
@@ -712,7 +721,7 @@ class Pages:
             for state in _states_with_jobs(queue):
                 if mono_s() >= until_s:
                     break
-                page = self._app.queue(queue.keys.queue).search(
+                page = self.app.queue(queue.keys.queue).search(
                     states=state, text=text, limit=_FOUND_PER_QUEUE, scan=_SEARCHED_AT_ONCE
                 )
                 jobs += page.jobs
@@ -725,8 +734,7 @@ class Pages:
 
     def _read_schedules(self) -> Schedules:
         queues = [queue.keys for queue in self.overview().queues]
-        with self._app._broker.pool.client() as client:
-            client.connect()
+        with self._client() as client:
             stored = [key for keys in queues for key in (keys.repeat, keys.paused_schedulers)]
             counts = client.run_many([command("ZCARD", key, parse_reply=int) for key in stored]) if stored else []
         rows, total = list[ScheduleRow](), 0
@@ -735,7 +743,7 @@ class Pages:
             if len(rows) >= _MAX_SCHEDULES:
                 total += paused_count
             elif count or paused_count:
-                queue = self._app.queue(keys.queue)
+                queue = self.app.queue(keys.queue)
                 paused = queue.schedulers.list_paused() if paused_count else ()
                 total += len(paused)  # fewer if a client of BullMQ has added some again
                 items = [
@@ -754,7 +762,7 @@ class Pages:
         return self._once(("schedule", queue, scheduler_id), lambda: self._read_schedule(queue, scheduler_id))
 
     def _read_schedule(self, name: str, scheduler_id: str) -> ScheduleRow | None:
-        queue = self._app.queue(name)
+        queue = self.app.queue(name)
         item = queue.schedulers.get(scheduler_id)
         if item is None:
             return None
@@ -766,7 +774,7 @@ class Pages:
         """Return the next times of a schedule, none if it is paused, as far as its rule can be read."""
         if item.paused_ms is not None:
             return ()
-        times, zone = [item.next_ms], zone_of(self._app._config.timezone)
+        times, zone = [item.next_ms], zone_of(self.app._config.timezone)
         left = _NEXT_TIMES if item.limit is None else min(_NEXT_TIMES, item.limit - item.iterations + 1)
         with suppress(*SCHEDULING_ERRORS):  # another client has written a malformed rule
             while len(times) < left and (following := _following(item.rule, times[-1], zone)) is not None:
@@ -778,13 +786,13 @@ class Pages:
         return self._once(("job", queue, job_id), lambda: self._read_job(queue, job_id))
 
     def _read_job(self, name: str, job_id: str) -> JobPage | None:
-        job = self._app.queue(name).get_job(job_id)
+        job = self.app.queue(name).get_job(job_id)
         if job is None:
             return None
         logs = job.get_logs(0, _LOG_LINES - 1, asc=False)
         explanation = job.explain()
         children = {kind: number for kind, number in job.get_dependencies_count().items() if number}
-        now_ms, state = self._app._now_ms(), str(explanation.state or "unknown")
+        now_ms, state = self.app._now_ms(), str(explanation.state or "unknown")
         entries, is_complete = self._read_events(job, now_ms)
         return JobPage(
             job=job,
@@ -814,18 +822,18 @@ class Pages:
             return [], False
         wanted = job.id.encode("utf-8", "surrogateescape")
         found = [
-            (_order(entry_id)[0], codec.decode_text(fields.get(b"event")))
-            for entry_id, fields in sorted({**dict(first), **dict(last)}.items(), key=lambda entry: _order(entry[0]))
-            if fields.get(b"jobId") == wanted and _order(entry_id)[0] <= until_ms
+            (id_parts(entry_id)[0], codec.decode_text(fields.get(b"event")))
+            for entry_id, fields in sorted({**dict(first), **dict(last)}.items(), key=lambda entry: id_parts(entry[0]))
+            if fields.get(b"jobId") == wanted and id_parts(entry_id)[0] <= until_ms
         ]
-        has_all = len(last) < _EVENTS or (bool(first) and _order(last[-1][0]) <= _order(first[-1][0]))
+        has_all = len(last) < _EVENTS or (bool(first) and id_parts(last[-1][0]) <= id_parts(first[-1][0]))
         return found, has_all and bool(found) and found[0][1] == "added"
 
     def _parent(self, job: Job) -> tuple[str, str] | None:
         """Return the queue, by its name in the app, and the id of a job's parent."""
         if job.parent_key is None:
             return None
-        config = self._app._config
+        config = self.app._config
         _, name, job_id = address_of(job.parent_key, config.prefix)
         return name_in_app(name, hash_tag=config.queue_hash_tag), job_id
 
@@ -885,9 +893,7 @@ def _before(job: Job, moments: Sequence[tuple[int, str, str]]) -> list[tuple[int
     attempts = job.attempts_started - sum(name == "active" for _, name, _ in moments)
     is_last_known = bool(moments) or job.processed_ms is None
     earlier = attempts if is_last_known else attempts - 1
-    note = (
-        "" if earlier < 1 else f"and {earlier} earlier attempt{'s' if earlier > 1 else ''}, whose times are not known"
-    )
+    note = "" if earlier < 1 else f"and {pluralize(earlier, 'earlier attempt', 'd')}, whose times are not known"
     found = [(job.timestamp_ms, first, note)]
     if not is_last_known and job.processed_ms is not None:
         found.append((job.processed_ms, "active", ""))
@@ -898,8 +904,13 @@ def _states_with_jobs(queue: QueueOverview) -> list[str]:
     """Return the states in which a queue has jobs to list."""
     if isinstance(queue.figures, BulltaskError):
         return []
-    counts = {**queue.figures.jobs, "waiting": queue.figures.waiting}
+    counts = _counts(queue.figures)
     return [state for state in STATES if counts[state]]
+
+
+def _counts(figures: QueueFigures) -> Mapping[str, int]:
+    """Return how many jobs a queue has in each of :data:`STATES`, and in those of BullMQ."""
+    return {**figures.jobs, "waiting": figures.waiting}
 
 
 def _sample(figures: QueueFigures) -> Sample:
@@ -922,11 +933,6 @@ def _size(queue: QueueOverview) -> int:
     """Return how much goes on in a queue."""
     figures = queue.figures
     return -1 if isinstance(figures, BulltaskError) else figures.waiting + figures.active + figures.finished
-
-
-def _order(entry_id: str) -> tuple[int, int]:
-    ms, _, number = entry_id.partition("-")
-    return int(ms), int(number or 0)
 
 
 def _first_and_last(keys: QueueKeys, since_ms: int, until_ms: int) -> Operation[tuple[list[Entry], list[Entry]]]:

@@ -49,7 +49,18 @@ from bulltask.dashboard.access import (
     User,
     client_address,
 )
-from bulltask.dashboard.actions import ENDPOINTS, Endpoint, NotFound, Outcome, SentForm, form_of, param, path
+from bulltask.dashboard.actions import (
+    ENDPOINTS,
+    Endpoint,
+    NotFound,
+    Outcome,
+    SentForm,
+    change_of,
+    form_of,
+    no_job,
+    param,
+    path,
+)
 from bulltask.dashboard.drawings import SIGNS, Box, Line, bar, chart, graph, moment, sparkline
 from bulltask.dashboard.forms import Invalid
 from bulltask.dashboard.pages import FAILURE_QUEUES, NEWEST_FAILED, PER_PAGE, STATES, Charts, Filter, Pages, Past
@@ -57,10 +68,9 @@ from bulltask.jobs.clock import timeout
 from bulltask.jobs.errors import BulltaskError, ConfigError, InvalidNameError
 from bulltask.jobs.names import FAN_OUT
 from bulltask.jobs.payloads import describe, is_envelope
-from bulltask.jobs.schedules import Scheduler
 from bulltask.lake.formatting import ABSENT, CONTROL, Unit, age_text, format_value, one_line
 from bulltask.queue.flows import Workflow, WorkflowJob
-from bulltask.queue.schedulers import pause_text
+from bulltask.queue.schedulers import pause_text, rule_text
 from bulltask.queue.search import actions_in
 
 __all__ = ["Dashboard"]
@@ -403,9 +413,7 @@ def _overview(pages: Pages, request: Request) -> Mapping[str, Any]:
     params, overview = request.query_params, pages.overview()
     name, order, start = params.get("name", "").strip(), params.get("order", ""), params.get("from", "")
     first = int(start) if re.fullmatch(r"[0-9]{1,9}", start) else 0
-    queues = [queue for queue in overview.queues if name.casefold() in queue.keys.queue.casefold()]
-    if order in _ORDERS:
-        queues.sort(key=lambda queue: getattr(queue.figures, _ORDERS[order], None) or 0, reverse=True)
+    queues = overview.choose(name, _ORDERS.get(order))
     fleet, _ = pages.fleet()
     return {
         "overview": overview,
@@ -468,10 +476,7 @@ def _search(pages: Pages, request: Request) -> Mapping[str, Any]:
 
 
 def _change(pages: Pages, request: Request) -> Mapping[str, Any]:
-    change = pages.changes.get(param(request, "change"))
-    if change is None:
-        raise NotFound("There is no such change: it was long ago, or the dashboard was restarted.")
-    return {"change": change}
+    return {"change": change_of(pages, request)}
 
 
 def _schedules(pages: Pages, _request: Request) -> Mapping[str, Any]:
@@ -543,7 +548,7 @@ def _job(pages: Pages, request: Request) -> Mapping[str, Any]:
     found = pages.job(queue, job_id)
     if found is None:
         past = f"/history/{path(queue)}/{path(job_id)}" if pages.has_history else ""
-        raise NotFound(f"Queue {queue} has no job {job_id}: it was removed, or never added.", past)
+        raise no_job(queue, job_id, past)
     return {"found": found, "job": found.job, "possible": actions_in(found.state), "signs": SIGNS}
 
 
@@ -551,7 +556,7 @@ def _workflow(pages: Pages, request: Request) -> Mapping[str, Any]:
     queue, job_id = param(request, "queue"), param(request, "job_id")
     found = pages.workflow(queue, job_id)
     if found is None:
-        raise NotFound(f"Queue {queue} has no job {job_id}: it was removed, or never added.")
+        raise no_job(queue, job_id)
     here = next(job for job in found.jobs if (job.queue, job.id) == (queue, job_id))
     counts = Counter(job.state for job in found.jobs)
     picture = _graph(found, here, _root(request))
@@ -675,7 +680,7 @@ def _environment() -> Environment:
         "path": path,
         "plain": _plain,
         "redact": redact_secrets,
-        "rule": _rule,
+        "rule": lambda item: rule_text(item, lambda ms: format_value(ms, Unit.MS)),
         "paused": lambda item: pause_text(item, _moment),
     }
     templates.globals |= {"sparkline": sparkline, "bar": bar}
@@ -703,9 +708,3 @@ def _number(value: float) -> str:
 def _plain(value: object) -> str:
     """Return a stored value as JSON; of one that is encrypted, signed or compressed, only what it is."""
     return describe(value) if is_envelope(value) else json.dumps(value, indent=2, ensure_ascii=False, default=repr)
-
-
-def _rule(item: Scheduler) -> str:
-    if item.every_ms is not None:
-        return f"every {format_value(item.every_ms, Unit.MS)}"
-    return f"{item.pattern or '?'}{f' ({item.tz})' if item.tz else ''}"

@@ -12,19 +12,21 @@ What is malformed raises ``DecodeError``, in which ``what`` names it; a text tha
 
 from __future__ import annotations
 
+import base64
 import codecs
 import json
 import math
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
-from bulltask.jobs.errors import DecodeError, EncodeError, PayloadTooLargeError
+from bulltask.jobs.errors import ConfigError, DecodeError, EncodeError, PayloadTooLargeError
 
 __all__ = [
     "MAX_SAFE_INTEGER",
     "ON_SURROGATE",
     "Json",
     "counter",
+    "cursor_of",
     "decode",
     "decode_object",
     "decode_text",
@@ -35,6 +37,7 @@ __all__ = [
     "json_field",
     "mapping_field",
     "number",
+    "read_cursor",
     "read_int",
     "text_field",
 ]
@@ -364,3 +367,22 @@ def mapping_field(raw: Mapping[bytes, bytes], name: bytes) -> Mapping[str, Any] 
     """Return the value of a field with a JSON object."""
     value = json_field(raw, name)
     return value if isinstance(value, dict) else None
+
+
+R = TypeVar("R")
+
+
+def cursor_of(parts: Sequence[object]) -> str:
+    """Return where a page ends as a text that addresses may contain."""
+    text = json.dumps(parts, separators=(",", ":"))
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def read_cursor(cursor: str, parse: Callable[[Any], R]) -> R:
+    """Return what ``parse`` makes of the parts of a cursor; raises ``ConfigError`` if they are not such parts."""
+    try:
+        return parse(json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))))
+    except (ValueError, TypeError, OverflowError, RecursionError) as exc:
+        raise ConfigError(
+            f"invalid cursor {cursor!r:.100}: use the cursor of the previous page, or no cursor for the first page"
+        ) from exc

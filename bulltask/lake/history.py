@@ -5,8 +5,6 @@ An invalid argument of a function here raises ``ConfigError``.
 
 from __future__ import annotations
 
-import base64
-import json
 import math
 import operator
 import zlib
@@ -23,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from bulltask.jobs import codec
 from bulltask.jobs.errors import ConfigError, did_you_mean
 from bulltask.lake.files import TableReader, check_queues, known_queues, latest_rows, normalize_queue
 from bulltask.lake.log_histogram import GROWTH, ZERO, percentile
@@ -129,19 +128,16 @@ class JobQuery:
 
     def cursor(self, position: SearchPosition) -> str:
         """Return the cursor of the next page."""
-        parts = json.dumps([*position, self._checksum], separators=(",", ":"))
-        return base64.urlsafe_b64encode(parts.encode()).decode().rstrip("=")
+        return codec.cursor_of([*position, self._checksum])
 
     def position(self, cursor: str) -> SearchPosition:
         """Parse a cursor."""
-        try:
-            parts = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+
+        def parse(parts: Any) -> tuple[SearchPosition, Any]:
             seen_us, queue, job_id, incarnation, checksum = parts
-            position = SearchPosition(int(seen_us), str(queue), str(job_id), str(incarnation))
-        except (ValueError, TypeError, OverflowError, RecursionError) as exc:
-            raise ConfigError(
-                f"invalid cursor {cursor!r:.100}: use the cursor of the previous page, or no cursor for the first page"
-            ) from exc
+            return SearchPosition(int(seen_us), str(queue), str(job_id), str(incarnation)), checksum
+
+        position, checksum = codec.read_cursor(cursor, parse)
         if checksum != self._checksum:
             raise ConfigError("the cursor is from another search: use the filters of the page that returned it")
         return position

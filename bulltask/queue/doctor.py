@@ -31,7 +31,16 @@ from bulltask.queue.context import QueueContext
 from bulltask.queue.fields import set_paused
 from bulltask.queue.manual import check_stalled
 from bulltask.queue.overview import QueueOverview, read_overview
-from bulltask.queue.reasons import REASONS, Certainty, Explanation, Reason, explain_job, explain_queue, unreachable
+from bulltask.queue.reasons import (
+    REASONS,
+    Certainty,
+    Explanation,
+    Reason,
+    counted,
+    explain_job,
+    explain_queue,
+    unreachable,
+)
 from bulltask.transport.broker import MIN_REDIS_VERSION, Broker
 from bulltask.transport.call import Call, QueueKeys, SyncClient, command, info_by_name, text, texts
 from bulltask.transport.cluster import ClusterClient
@@ -47,6 +56,8 @@ from bulltask.transport.streams import (
     StreamInfo,
     StreamRetention,
     busiest_rate,
+    id_parts,
+    read_back,
     stream_info,
 )
 
@@ -383,11 +394,11 @@ def _acl(it: _Server) -> Iterator[_Symptom]:
             what = f"the commands {' '.join(names)}, which bulltask needs, directly or in scripts"
             line = f"redis-cli ACL SETUSER {quote(user)} {' '.join(f'+{name}' for name in names)}"
         elif why == "key" and names:
-            what = f"{_number(len(names), 'key')} of queues, such as {names[0]}"
+            what = f"{counted(len(names), 'key')} of queues, such as {names[0]}"
             line = f"bulltask acl worker --user {quote(user)}"
         elif why == "auth":
             times = sum(int(entry.get("count", 1)) for entry in entries)
-            sentence = f"Redis at {it.url} has rejected a password of user {user} {_number(times, 'time')}. {again}"
+            sentence = f"Redis at {it.url} has rejected a password of user {user} {counted(times, 'time')}. {again}"
             yield _symptom("acl", sentence, {"user": user, "rejected": times}, "redis-cli ACL LOG", severity="warning")
             continue
         else:
@@ -481,7 +492,7 @@ class _Queue:
             command("HMGET", self.keys.meta, "version", "opts.maxLenEvents", parse_reply=_decoded),
             command("ZCARD", self.keys.repeat),
             stream_info(self.keys),
-            command("XREVRANGE", self.keys.events, "+", "-", "COUNT", _EVENTS, parse_reply=_event_names),
+            read_back(self.keys, "+", "-", _EVENTS),
         ]
 
     def take(self, meta: Any, schedulers: Any, stream: Any, events: Any) -> None:
@@ -491,32 +502,26 @@ class _Queue:
             limit = int(meta[1]) if meta[1].isdecimal() else DEFAULT_LENGTH
             self.stream = None if isinstance(stream, BulltaskError) else _retention(self.name, stream, limit)
         self.schedulers = schedulers if isinstance(schedulers, int) else 0
-        names = Counter[str]() if isinstance(events, BulltaskError) else events
-        self.debounced = names["debounced"]
-        self.deduplicated = names["deduplicated"]
+        names = Counter(() if isinstance(events, BulltaskError) else (fields.get(b"event") for _, fields in events))
+        self.debounced = names[b"debounced"]
+        self.deduplicated = names[b"deduplicated"]
 
 
 def _retention(queue: str, stream: StreamInfo, limit: int) -> StreamRetention | None:
     """Return how long a stream keeps events, at the mean rate of those in it; ``None`` if it is not full yet."""
     if not stream.first or stream.length < limit:
         return None
-    return StreamRetention(
-        queue, stream.length, limit, busiest_rate([(stream.length, _ms(stream.last) - _ms(stream.first))])
-    )
+    span_ms = id_parts(stream.last)[0] - id_parts(stream.first)[0]
+    return StreamRetention(queue, stream.length, limit, busiest_rate([(stream.length, span_ms)]))
 
 
 def _decoded(reply: Any) -> list[str]:
     return [codec.decode_text(value or b"") for value in reply]
 
 
-def _event_names(reply: Any) -> Counter[str]:
-    names = (dict(zip(*[iter(texts(fields))] * 2, strict=False)).get("event", "") for _, fields in reply)
-    return Counter(names)
-
-
 def _schedules(it: _Queue) -> Iterator[_Symptom]:
     if it.schedulers and it.workers == 0:
-        many = f"{it.schedulers:,} job scheduler{'s' if it.schedulers > 1 else ''}"
+        many = counted(it.schedulers, "job scheduler")
         sentence = f"Queue {it.name} has {many}, and no worker, so the next run will be late, and no other follows"
         yield _symptom(
             "schedule-without-worker",
@@ -567,7 +572,7 @@ def _old_version(it: _Queue) -> Iterator[_Symptom]:
 
 def _stream(it: _Queue) -> Iterator[_Symptom]:
     if it.stream is not None and it.readers:
-        what = f"its {_number(it.readers, 'reader')} would miss events while they reconnect"
+        what = f"its {counted(it.readers, 'reader')} would miss events while they reconnect"
         yield from _too_short(it.stream, _NEED, what, {"readers": it.readers})
 
 
@@ -590,10 +595,6 @@ def _too_short(
             },
             f"app.queue({stream.queue!r}).set_meta({{'opts.maxLenEvents': {stream.recommended_limit(need)}}})",
         )
-
-
-def _ms(stream_id: str) -> int:
-    return int(stream_id.partition("-")[0])
 
 
 _OF_QUEUE: Final[Sequence[tuple[Check, Callable[[_Queue], Iterator[_Symptom]]]]] = (
@@ -811,7 +812,7 @@ class _Examination:
         if spelled:
             names = [overview.keys.name for overview in spelled]
             listed = ", ".join(names[:_SHOWN]) + (" …" if len(names) > _SHOWN else "")
-            self.not_examined.append(f"{_number(len(names), 'queue')} with another spelling ({listed}): pass {option}")
+            self.not_examined.append(f"{counted(len(names), 'queue')} with another spelling ({listed}): pass {option}")
 
     def _queue(self, overview: QueueOverview, readers: Counter[str]) -> Iterator[_Queue]:
         keys, figures = overview.keys, overview.figures
@@ -888,7 +889,7 @@ class _Examination:
         def release() -> str:
             released = context.run(check_stalled(context, None))
             if released:
-                return f"{_number(len(released), 'job')} of queue {queue.name} released, to run again"
+                return f"{counted(len(released), 'job')} of queue {queue.name} released, to run again"
             return f"the jobs of queue {queue.name} are marked: repeat --fix after {interval_s:g} s, to release them"
 
         interval_s = context.broker.config.stalled_interval_ms / 1000
@@ -1108,7 +1109,7 @@ class _Keys:
         names = [name for name, exists in zip(self.of_no_queue, have_meta, strict=True) if exists == 0]
         if names:
             keys = [self.of_no_queue[name] for name in names]
-            many = f"{_number(len(names), 'queue')} without `meta`, such as {names[0]}"
+            many = f"{counted(len(names), 'queue')} without `meta`, such as {names[0]}"
             sentence = f"Redis at {self.server.url} has keys of {many}: left behind, or of Bull, BullMQ's predecessor"
             evidence = {"queues": names[:_SHOWN], "keys": keys[:_SHOWN]}
             line = f"redis-cli SCAN 0 MATCH {quote(f'{self.server.prefix}:{names[0]}:*')} COUNT 1000"
@@ -1137,16 +1138,16 @@ class _Keys:
             gone = [job_id for job_id, row in zip(still, now, strict=True) if _is_record(row)]
             if gone:
                 run_many([command("HDEL", keys.job(job_id), *_CRASH_FIELDS) for job_id in gone])
-            return f"{_number(len(gone), 'crash record')} of queue {queue.name} removed"
+            return f"{counted(len(gone), 'crash record')} of queue {queue.name} removed"
 
-        many = _number(len(still), "removed job")
+        many = counted(len(still), "removed job")
         sentence = f"{many} of queue {queue.name} left a record of crashes, such as {still[0]}"
         symptom = _symptom(
             "crash-record-without-job",
             sentence,
             {"jobs": still[:_SHOWN], "number": len(still)},
             " ".join(["redis-cli HDEL", quote(keys.job(still[0])), *_CRASH_FIELDS]),
-            fix=Fix(f"remove {_number(len(still), 'crash record')} of queue {queue.name}", apply),
+            fix=Fix(f"remove {counted(len(still), 'crash record')} of queue {queue.name}", apply),
         )
         self.examination.add(queue.name, symptom)
 
@@ -1164,7 +1165,7 @@ class _Keys:
                 if len(still) == 1
                 else ("belong to jobs or schedulers that do not exist")
             )
-            sentence = f"{_number(len(still), 'key')} of queue {queue.name} {are}, such as {still[0]}"
+            sentence = f"{counted(len(still), 'key')} of queue {queue.name} {are}, such as {still[0]}"
             evidence = {"keys": still[:_SHOWN], "number": len(still)}
             line = " ".join(["redis-cli UNLINK", *map(quote, still[:_SHOWN])])
             self.examination.add(queue.name, _symptom("keys-without-owner", sentence, evidence, line))
@@ -1173,10 +1174,6 @@ class _Keys:
 def _is_record(fields: Any) -> bool:
     """Whether a hash, of which the name and the crashes were read, has nothing but the latter."""
     return isinstance(fields, list) and fields[0] is None and fields[1] is not None
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def _scanned(reply: Any) -> tuple[str, list[str]]:

@@ -43,6 +43,7 @@ from bulltask.transport.scripts.queue import (
     list_clients,
     queue_of_connection,
 )
+from bulltask.transport.streams import id_parts
 from bulltask.transport.workers import WorkerChild, WorkerJob, WorkerState, pid_of_worker, read_workers
 
 __all__ = ["REASONS", "Certainty", "Explanation", "Reason", "explain_job", "explain_queue", "traces", "unreachable"]
@@ -296,7 +297,7 @@ def _read_events(keys: QueueKeys, parse: Callable[[Sequence[_Event]], R]) -> Cal
     """Read the newest events of a queue, the newest first."""
 
     def parse_reply(reply: Any) -> R:
-        return parse([(int(text(entry_id).partition("-")[0]), texts_by_name(words)) for entry_id, words in reply])
+        return parse([(id_parts(text(entry_id))[0], texts_by_name(words)) for entry_id, words in reply])
 
     return command("XREVRANGE", keys.events, "+", "-", "COUNT", _EVENTS, parse_reply=parse_reply)
 
@@ -926,7 +927,7 @@ class _View:
             ("no-children", "without a child process that acquires jobs", self._start_worker()),
         ):
             if found := [worker for worker, names in causes.items() if code in names]:
-                who = f"{len(found)} of {_count(total, 'worker')} of queue {self._queue}"
+                who = f"{len(found)} of {counted(total, 'worker')} of queue {self._queue}"
                 sentence = f"{who} {'is' if len(found) == 1 else 'are'} {what}: {_listed(found)}"
                 self._add(code, sentence, self._shown_states(found), command_line)
         if busy := [worker for worker, names in causes.items() if "workers-busy" in names]:
@@ -1003,7 +1004,7 @@ class _View:
         every = f"its only {noun}" if number == 1 else f"all {number:,} {nouns}"
         self._add(
             "workers-busy",
-            f"{_count(len(states), 'worker')} of queue {self._queue} {'has' if len(states) == 1 else 'have'} "
+            f"{counted(len(states), 'worker')} of queue {self._queue} {'has' if len(states) == 1 else 'have'} "
             f"{every} busy: {names or 'short jobs'}{' …' if len(jobs) > _SHOWN else ''}",
             {"slots": slots, "busy": taken, "jobs": shown},
             "bulltask control grow" if len(states) > 1 else f"bulltask control grow -d {quote(states[0].id)}",
@@ -1034,12 +1035,12 @@ class _View:
         evidence = {"acquired": min(count, codec.MAX_SAFE_INTEGER), "max": limit, "ttl_ms": ttl_ms}
         certainty: Certainty = "proved"
         if limit is not None:
-            what = f"Queue {self._queue} has used up its rate limit of {_count(limit, 'job')}; it is free"
+            what = f"Queue {self._queue} has used up its rate limit of {counted(limit, 'job')}; it is free"
         elif count >= codec.MAX_SAFE_INTEGER:
             what = f"rate_limit() has stopped queue {self._queue}; it is free"
         else:
             certainty = "cannot see"
-            what = f"Workers have acquired {_count(count, 'job')} of queue {self._queue} in the current period of "
+            what = f"Workers have acquired {counted(count, 'job')} of queue {self._queue} in the current period of "
             what += "their limiter, whose maximum is not in Redis; it ends"
         end = f"app.queue({self._queue!r}).remove_rate_limit_key()"
         if self._meta[2] is not None and count < codec.MAX_SAFE_INTEGER:
@@ -1064,7 +1065,7 @@ class _View:
         held = f"; {dead} of them without a worker, until {until}" if dead else ""
         self._add(
             "global-concurrency",
-            f"Queue {self._queue} may have {_count(concurrency, 'active job')} (its global concurrency), and has "
+            f"Queue {self._queue} may have {counted(concurrency, 'active job')} (its global concurrency), and has "
             f"{active}: {names}{held}",
             {"concurrency": concurrency, "active": active, "holders": holders},
             self._end_holder(holders[0]) if holders else None,
@@ -1140,7 +1141,7 @@ class _View:
                 starts = "" if in_ms is None else f"; the next one starts in {_seconds(in_ms)}"
                 is_over = self._interval(task) == _NO_LIMIT
                 does = " was removed, but has delayed" if is_over else f"{rate} throttles"
-                sentence = f"The rate limit of task {task}{does} {_count(waiting, 'job')}{starts}"
+                sentence = f"The rate limit of task {task}{does} {counted(waiting, 'job')}{starts}"
                 mend = self._promote_throttled(task) if is_over else _change_rate(task)
                 self._add("task-rate-limit", sentence, {"task": task, "throttled": waiting}, mend, in_ms=in_ms)
         scheduler = replies["first scheduler"]
@@ -1177,7 +1178,7 @@ class _View:
                 if number == 1
                 else "wait for a worker that can run them, such as"
             )
-            sentence = f"{at_least}{_count(number, 'job')} {wait} {job_id}: {reason}"
+            sentence = f"{at_least}{counted(number, 'job')} {wait} {job_id}: {reason}"
             evidence = {"job": job_id, "failedReason": reason, "jobs": number}
             self._add(code, sentence, evidence, self._job("show", job_id))
 
@@ -1190,7 +1191,7 @@ class _View:
             return
         dedup, job_id = held[0]
         is_cut = len(sample) < self._replies.count("active", "wait", "prioritized", "delayed")
-        number = f"{'At least ' if is_cut else ''}{_count(len(held), 'deduplication id')}"
+        number = f"{'At least ' if is_cut else ''}{counted(len(held), 'deduplication id')}"
         keep = "keeps new jobs" if len(held) == 1 else "keep new jobs"
         self._add(
             "deduplicated",
@@ -1206,7 +1207,7 @@ class _View:
         if not waiting:
             self._judge_idle()
         elif not self._holds() and not self._judge_neglect(*(replies["head times"] or (None, None, None))):
-            sentence = f"Nothing holds queue {self._queue}: {_count(active, 'job')} active, {waiting} waiting"
+            sentence = f"Nothing holds queue {self._queue}: {counted(active, 'job')} active, {waiting} waiting"
             self._add("working", sentence, {"active": active, "waiting": waiting})
 
     def _judge_due(self) -> None:
@@ -1216,9 +1217,9 @@ class _View:
             due_ms = first[1] / DELAYED_SCORE
             self._add(
                 "due",
-                f"{_count(due, 'delayed job')} of queue {self._queue} {'is' if due == 1 else 'are'} due, the first for "
-                f"{_seconds(self._now_ms - due_ms)}: a worker moves {'it' if due == 1 else 'them'} when it next asks "
-                "for a job",
+                f"{counted(due, 'delayed job')} of queue {self._queue} {'is' if due == 1 else 'are'} due, the first "
+                f"for {_seconds(self._now_ms - due_ms)}: a worker moves {'it' if due == 1 else 'them'} when it next "
+                "asks for a job",
                 {"due": due, "first": first[0], "since": _iso(due_ms)},
                 in_ms=0,
             )
@@ -1227,7 +1228,7 @@ class _View:
         """Judge jobs that wait under the queue's other spelling without workers, while this one is in use."""
         waiting = self._replies.count("twin wait")
         if waiting and self._replies.sees("clients") and not _workers_of(self._replies["clients"], self._twin):
-            jobs = f"has {_count(waiting, 'waiting job')} and no workers"
+            jobs = f"has {counted(waiting, 'waiting job')} and no workers"
             what = f"The queue {self._twin.name}, which is another queue than {self._keys.name}, {jobs}"
             self._add_wrong_hash_tag(what)
 
@@ -1236,7 +1237,7 @@ class _View:
         if self._is_bull:
             return
         if replies["twin"] or replies["twin id"]:
-            jobs = f"with {_count(replies.count('twin wait'), 'waiting job')}"
+            jobs = f"with {counted(replies.count('twin wait'), 'waiting job')}"
             self._add_wrong_hash_tag(f"Redis has no queue {self._keys.name}, but a queue {self._twin.name}, {jobs}")
         elif self._has_no_workers() and replies.sees("meta"):
             self._add(
@@ -1275,7 +1276,7 @@ class _View:
             ("worker gone", "worker-gone", "whose worker is gone, with a lock that has not expired yet"),
         ):
             if dead := [holder["id"] for holder in holders if holder["lock"] == lock]:
-                sentence = f"Queue {self._queue} has {_count(len(dead), 'active job')} {what}: {_listed(dead)}"
+                sentence = f"Queue {self._queue} has {counted(len(dead), 'active job')} {what}: {_listed(dead)}"
                 evidence = {"jobs": dead, "of": self._replies.count("active")}
                 self._add(code, sentence, evidence, in_ms=self._recovery_ms())
 
@@ -1490,7 +1491,7 @@ class _View:
         if gone:
             self._add(
                 "child-gone",
-                f"{_count(len(gone), 'child job')} the job waits for "
+                f"{counted(len(gone), 'child job')} the job waits for "
                 f"{'was' if len(gone) == 1 else 'were'} removed, such as {gone[0]}: it would wait forever",
                 {"children": gone},
                 f"app.queue({self._queue!r}).get_job({job_id!r}).remove_unprocessed_children()",
@@ -1498,7 +1499,7 @@ class _View:
         if others := {key: state for key, state in states.items() if key not in {*failed, *gone}}:
             names = ", ".join(f"{key} ({state})" for key, state in list(others.items())[:_SHOWN])
             more = f" and {total - _SHOWN} more" if total > _SHOWN else ""
-            sentence = f"The job waits for {_count(total, 'child job')}: {names}{more}"
+            sentence = f"The job waits for {counted(total, 'child job')}: {names}{more}"
             told = {"pending": total, "children": others}
             self._add("waiting-children", sentence, told, self._of_child("why", next(iter(others))))
         elif not states:
@@ -1611,12 +1612,12 @@ class _View:
             self._add("will-fail", sentence, {"defa": deferred})
         if releases := _whole(self._fields.get(RELEASES_FIELD)):
             where = "continues from its checkpoint" if self._replies["checkpoint"] else "starts from the beginning"
-            sentence = f"Workers that stopped have released the job {_count(releases, 'time')}; it {where}"
+            sentence = f"Workers that stopped have released the job {counted(releases, 'time')}; it {where}"
             self._add("released", sentence, {RELEASES_FIELD: releases, "checkpoint": bool(self._replies["checkpoint"])})
         if crashes := _whole(self._fields.get(CRASHES)):
             alone = crashes >= min(2, self._config.max_crashes)
             group = "alone in its process, so it waits for an empty child" if alone else "with at most 9 other jobs"
-            sentence = f"The job has been in {_count(crashes, 'process')} that crashed: it runs {group}"
+            sentence = f"The job has been in {counted(crashes, 'process')} that crashed: it runs {group}"
             self._add("quarantined", sentence, {CRASHES: crashes, "max_crashes": self._config.max_crashes})
 
     def _judge_turn(self) -> None:
@@ -1626,7 +1627,7 @@ class _View:
             rank = int(replies["rank"] or 0)
             if before := rank + waiting:
                 sentence = (
-                    f"{_count(before, 'job')} come first: {waiting} without a priority, and {rank} with a better "
+                    f"{counted(before, 'job')} come first: {waiting} without a priority, and {rank} with a better "
                     "priority, or the same and added earlier"
                 )
                 evidence = {"priority": _whole(self._fields.get("priority")), "wait": waiting, "rank": rank}
@@ -1634,7 +1635,7 @@ class _View:
         else:
             before, is_exact = self._before()
             if before:
-                count = _count(before, "job") if is_exact else f"More than {before:,} jobs"
+                count = counted(before, "job") if is_exact else f"More than {before:,} jobs"
                 sentence = f"{count} of queue {self._queue} {'comes' if before == 1 else 'come'} first"
                 self._add("behind", sentence, {"before": before, "exact": is_exact})
         if not self._holds() and replies.sees(*_COUNTS):
@@ -1766,7 +1767,8 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:_SHOWN]) or 'none'}{more}"
 
 
-def _count(count: int, noun: str) -> str:
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: ``1 job``, ``2 jobs``, ``3 processes``."""
     plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
     return f"{count:,} {noun if count == 1 else plural}"
 
@@ -1776,4 +1778,4 @@ def _change_rate(task: str) -> str:
 
 
 def _jobs_are(count: int, of: str = "") -> str:
-    return f"{_count(count, 'job')}{of} {'is' if count == 1 else 'are'}"
+    return f"{counted(count, 'job')}{of} {'is' if count == 1 else 'are'}"

@@ -63,6 +63,7 @@ __all__ = [
     "repeatable_key",
     "restore_iterations",
     "resume_scheduler",
+    "rule_text",
     "run_now",
     "scheduling_retry_delay_ms",
 ]
@@ -174,6 +175,13 @@ def list_paused(keys: QueueKeys) -> Operation[list[Scheduler]]:
 def listing_order(scheduler: Scheduler) -> tuple[bool, int]:
     """Return the key that sorts schedulers for people: the next one first, the paused ones last."""
     return scheduler.paused_ms is not None, scheduler.next_ms
+
+
+def rule_text(scheduler: Scheduler, show_ms: Callable[[int], str]) -> str:
+    """Return the interval or pattern of a scheduler; ``show_ms`` returns a duration as text."""
+    if scheduler.every_ms is not None:
+        return f"every {show_ms(scheduler.every_ms)}"
+    return f"{scheduler.pattern or '?'}{f' ({scheduler.tz})' if scheduler.tz else ''}"
 
 
 def pause_text(scheduler: Scheduler, show: Callable[[int], str]) -> str:

@@ -6,7 +6,6 @@ filter needs. No call blocks Redis for long: a page of ids is one call, and each
 
 from __future__ import annotations
 
-import base64
 import json
 import weakref
 from collections import Counter, deque
@@ -146,12 +145,12 @@ class JobFilter:
     def _matches_error(self, reason: str) -> bool:
         if self.error is not None and self.error.casefold() not in reason.casefold():
             return False
-        return self.error_fingerprint is None or self.error_fingerprint == _fingerprint(reason)
+        return self.error_fingerprint is None or self.error_fingerprint == _fingerprint(redact_secrets(reason))
 
 
 def _fingerprint(reason: str) -> str:
-    """Return a failure's text with ``#`` for its variable parts."""
-    return error_fingerprint(redact_secrets(reason)) or ""
+    """Return a failure's text, in which secrets are hidden, with ``#`` for its variable parts."""
+    return error_fingerprint(reason) or ""
 
 
 def as_states(states: Iterable[str] | str) -> tuple[str, ...]:
@@ -447,23 +446,18 @@ def _write_cursor(position: tuple[str, PageCursor] | None, seen: str) -> str | N
     if position is None:
         return None
     state, at = position
-    fields = [state, at.score, at.distance, at.ids[:_IDS_IN_CURSOR], seen]
-    return base64.urlsafe_b64encode(json.dumps(fields, separators=(",", ":")).encode()).decode().rstrip("=")
+    return codec.cursor_of([state, at.score, at.distance, at.ids[:_IDS_IN_CURSOR], seen])
 
 
 def _read_cursor(cursor: str) -> tuple[tuple[str, PageCursor], str]:
-    invalid = ConfigError(
-        f"invalid cursor {cursor!r:.100}: use the cursor of the previous page, or no cursor for the first page"
-    )
-    try:
-        fields = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-        state, score, distance, ids, seen = fields
-        known = PageCursor(str(score), int(distance), tuple(map(str, ids)))
-        is_valid = 0 <= known.distance <= MAX_SAFE_INTEGER and (not score or (isfinite(float(score)) and known.ids))
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        raise invalid from None
-    if not is_valid:
-        raise invalid
+    return codec.read_cursor(cursor, _start_of)
+
+
+def _start_of(parts: Any) -> tuple[tuple[str, PageCursor], str]:
+    state, score, distance, ids, seen = parts
+    known = PageCursor(str(score), int(distance), tuple(map(str, ids)))
+    if not 0 <= known.distance <= MAX_SAFE_INTEGER or (score and not (isfinite(float(score)) and known.ids)):
+        raise ValueError("no search ends there")
     return (str(state), known), str(seen)
 
 
@@ -710,7 +704,7 @@ class _Failures:
 
     def add(self, page: Sequence[Match]) -> Operation[None]:
         reasons = [redact_secrets(match.reason) for match in page]
-        prints = [_fingerprint(match.reason) for match in page]
+        prints = [_fingerprint(reason) for reason in reasons]
         types = yield from self._find_types(page, prints)
         for match, reason, fingerprint, kind in zip(page, reasons, prints, types, strict=True):
             # A revoked job has an error with a class only if it was running.

@@ -37,6 +37,7 @@ __all__ = [
     "StreamSubscription",
     "busiest_rate",
     "entries_since",
+    "id_parts",
     "last_id",
     "last_id_of_range",
     "page",
@@ -348,7 +349,7 @@ class Follower:
         position = yield from self.open()
         if self._doubtful:
             info, _ = yield from self._read_counters(None)
-            if info is not None and _number(info.last) < _number(position):
+            if info is not None and id_parts(info.last) < id_parts(position):
                 # A replica that had not received all entries has become the primary. Its entries have been read; if
                 # its clock is behind, its new entries would have ids before the position.
                 self._position = position = info.last
@@ -413,14 +414,15 @@ class Follower:
         return info, entries
 
 
-def _number(entry_id: str) -> tuple[int, int]:
+def id_parts(entry_id: str) -> tuple[int, int]:
+    """Return the time of an entry's id in epoch milliseconds, and its number at that time; ids have this order."""
     ms, _, sequence = entry_id.partition("-")
     return int(ms), int(sequence or 0)
 
 
 def _follows(position: str, entry_id: str) -> bool:
     """Return True if no id fits between the two."""
-    (ms, sequence), (next_ms, next_sequence) = _number(position), _number(entry_id)
+    (ms, sequence), (next_ms, next_sequence) = id_parts(position), id_parts(entry_id)
     if ms == next_ms:
         return next_sequence == sequence + 1
     return next_ms == ms + 1 and next_sequence == 0 and sequence == _MAX_SEQUENCE
@@ -483,7 +485,7 @@ class SharedStream:
                 (last,) = await self.run_many([last_id(self._keys)])
                 self._end = self._end or last
             end = self._end
-            if _number(position) < _number(end):
+            if id_parts(position) < id_parts(end):
                 entries, retained = await self._read_now(position)
                 if entries or not retained:
                     return entries, retained
@@ -492,7 +494,7 @@ class SharedStream:
             read = await self._wait(reader, end, block_ms)
             if read is None or not read[1]:
                 break
-            later = [entry for entry in read[0] if position == end or _number(entry[0]) > _number(position)]
+            later = [entry for entry in read[0] if position == end or id_parts(entry[0]) > id_parts(position)]
             if later or not read[0]:
                 return later, True
         return await self._read_now(position)

@@ -55,8 +55,8 @@ Open = Callable[..., str]
 def _pages_are_updated_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look for news every quarter of a second, instead of every two."""
     monkeypatch.setattr(site, "LIVE_S", 0.25)
-    monkeypatch.setattr(pages_module, "_MIN_AGE_S", 0.1)
-    monkeypatch.setattr(pages_module, "_COST", 1)
+    monkeypatch.setattr(pages_module, "MIN_AGE_S", 0.1)
+    monkeypatch.setattr(pages_module, "COST", 1)
 
 
 @pytest.fixture

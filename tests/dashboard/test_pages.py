@@ -109,8 +109,8 @@ def test_a_search_of_many_jobs_goes_on_while_its_page_is_open(
 ) -> None:
     monkeypatch.setattr(pages, "_SEARCH_S", 0)
     monkeypatch.setattr(pages, "_SEARCHED_AT_ONCE", 100)
-    monkeypatch.setattr(pages, "_MIN_AGE_S", 0)
-    monkeypatch.setattr(pages, "_COST", 1)
+    monkeypatch.setattr(pages, "MIN_AGE_S", 0)
+    monkeypatch.setattr(pages, "COST", 1)
     ids = [job.id for job in app.queue("mail").add_bulk([{"name": "send"}] * 1_000)]
     page = browser.get("/queues/mail", params={"text": ids[-1]})
     assert not listed(page.text)
