@@ -163,7 +163,7 @@ def read_equivalent() -> dict[str, str]:
 @click.command(help=__doc__)
 @click.option("--seed", default=1, help="Chooses the mutants.")
 @click.option("--count", default=300, help="Number of mutants.")
-@click.option("--only", multiple=True, metavar="PATH", help="A file or folder, instead of worker, transport and jobs.")
+@click.option("--only", multiple=True, metavar="PATH", help="A file or folder of worker, transport or jobs.")
 @click.option("--resume", is_flag=True, help="Reuse the recording and the killed mutants of the last run.")
 @click.option("--processes", default=2, help="Mutants that run at the same time.")
 def main(seed: int, count: int, only: tuple[str, ...], resume: bool, processes: int) -> None:
@@ -173,7 +173,7 @@ def main(seed: int, count: int, only: tuple[str, ...], resume: bool, processes: 
     mutants = sample(list(only or filter(lambda path: (ROOT / path).exists(), FOLDERS)), seed, count)
     if not (DATA / "reach.json").exists():
         click.echo("recording which tests reach which lines")
-        record(Tree(DATA / "recorded"), DATA, [*TESTS], 2 * processes)
+        record(Tree(DATA / "recorded"), DATA, FOLDERS, TESTS, 2 * processes)
     reach = Reach.read(DATA / "reach.json")
     lines = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
     results = {line["key"]: line for line in lines}
