@@ -91,8 +91,8 @@ def record(tree: Tree, data: Path, folders: Sequence[str], tests: Sequence[str],
             failed.add(test)
     lines: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     for (file, test), bits in _reached(data / "lines").items():
-        for line in numbits_to_nums(bits):
-            lines[str(Path(file).relative_to(tree.directory))][line].add(test)
+        for number in numbits_to_nums(bits):
+            lines[str(Path(file).relative_to(tree.directory))][number].add(test)
     document = {
         "seconds": {test: round(spent, 3) for test, spent in seconds.items() if test not in failed},
         "lines": {file: {line: sorted(tests) for line, tests in found.items()} for file, found in lines.items()},
@@ -103,11 +103,12 @@ def record(tree: Tree, data: Path, folders: Sequence[str], tests: Sequence[str],
 def _reached(directory: Path) -> dict[tuple[str, str], bytes]:
     """Return the lines by file and test, as coverage's bits.
 
-    Thousands of processes have written a data file each. ``CoverageData.contexts_by_lineno`` takes ten minutes for them.
+    Thousands of processes have written a data file each: ``CoverageData.contexts_by_lineno`` would take ten minutes.
     """
     reached: dict[tuple[str, str], bytes] = {}
     for data_file in directory.iterdir():
-        with closing(sqlite3.connect(data_file)) as connection, suppress(sqlite3.DatabaseError):  # killed while it wrote
+        # A process that was killed while it wrote leaves an unreadable file.
+        with closing(sqlite3.connect(data_file)) as connection, suppress(sqlite3.DatabaseError):
             for file, test, bits in connection.execute(_LINES):
                 reached[file, test] = numbits_union(reached.get((file, test), b""), bits)
     return reached
