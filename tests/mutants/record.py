@@ -27,6 +27,7 @@ data_file = {{data}}/lines
 parallel = true
 context = ${{{{{TEST}-}}}}
 patch =
+    execv
     fork
     _exit
 """

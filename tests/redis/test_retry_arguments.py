@@ -216,6 +216,26 @@ def test_a_moved_job_can_return_to_its_queue_and_its_retries_are_counted(
         moves.delay(["slow", "default"] * 5, 0).get(timeout=5)
 
 
+@pytest.mark.parametrize("of_call", [{}, {"expires": timedelta(hours=1)}])
+@pytest.mark.parametrize("of_retry", [{}, {"expires": timedelta(hours=2)}])
+def test_a_moved_job_expires_at_the_time_of_the_retry_or_else_of_the_call(
+    app: App, worker: InlineWorker, of_call: dict[str, Any], of_retry: dict[str, Any]
+) -> None:
+    @app.task(name="expires", bind=True)
+    def expires(self: Context) -> datetime | None:
+        if not self.request.retries:
+            self.retry(queue="slow", countdown=0, **of_retry)
+        return self.request.expires
+
+    before, expired = datetime.now(UTC), expires.apply_async((), **of_call).get(timeout=5)
+    hours = (of_retry or of_call).get("expires")
+    if hours is None:
+        assert expired is None
+    else:
+        assert expired is not None
+        assert abs(expired - before - hours) < timedelta(minutes=1)
+
+
 def test_a_moved_job_that_fails_fails_the_job_with_its_exception(app: App, worker: InlineWorker, moves: Any) -> None:
     with pytest.raises(KeyError, match="moved"):
         moves.apply_async((["slow"], 0), {"fails": True}).get(timeout=5)

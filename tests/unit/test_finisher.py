@@ -152,11 +152,21 @@ def test_an_outcomes_event_counts_the_attempt_that_ended(
         ({"attempts": 2}, None),
         ({"attempts": 3, "bulltask": {"v": 1, "retries": 1}}, None),
         ({"attempts": 4, "bulltask": {"v": 1, "retries": 1}}, 0),
-        ({"attempts": 20, "bulltask": {"v": 1, "retries": 15}}, 1_000),
+        ({"attempts": 20, "bulltask": {"v": 1, "retries": 8}}, 0),
+        ({"attempts": 20, "bulltask": {"v": 1, "retries": 9}}, 1_000),
         ({"attempts": 1, "bulltask": {"v": 1, "max_explicit_retries": 9}}, None),
         ({"attempts": 3, "backoff": "?"}, None),
     ],
-    ids=["retry", "last", "last after a move", "after a move", "slow", "only requests are retried", "no backoff"],
+    ids=[
+        "retry",
+        "last",
+        "last after a move",
+        "after a move",
+        "tenth retry",
+        "slow",
+        "only requests are retried",
+        "no backoff",
+    ],
 )
 def test_a_parent_that_cannot_complete_yet_is_retried_while_it_has_attempts_left(
     finisher: Finisher, opts: dict[str, Any], delay_ms: int | None
@@ -191,6 +201,11 @@ def test_a_parent_that_cannot_complete_yet_is_retried_while_it_has_attempts_left
         (FailedOutcome("no", "trace", "permanent", malformed=True), BrokerError("ERR no"), None),
         (FailedOutcome("no", "trace", "permanent"), PendingChildrenError("pending"), None),
         (WaitingForChildrenOutcome(checkpoint="{}"), NoPendingChildrenError("none"), ReleasedOutcome(checkpoint="{}")),
+        (
+            WaitingForChildrenOutcome(checkpoint="{}"),
+            BrokerError("ERR no"),
+            FailedOutcome("the job's outcome could not be stored: ERR no", "", "permanent", malformed=True),
+        ),
         (WaitingForChildrenOutcome(replaced=True), FailedChildrenError("failed"), ReleasedOutcome()),
     ],
 )
