@@ -557,10 +557,10 @@ class _WorkflowReader:
         seen, todo, is_complete = {key}, [key], True
         while todo:
             page, todo = todo[:_PER_ROUND_TRIP], todo[_PER_ROUND_TRIP:]
-            present = yield from self._read_fields(page)
-            if not present:
-                continue
-            yield from self._read_children(present)
+            present, parents = yield from self._read_fields(page)
+            self._children |= {one: [] for one in present}
+            if parents:
+                yield from self._read_children(parents)
             above = yield from self._above(present)
             near = dict.fromkeys(other for one in present for other in (*above[one], *self._children[one]))
             found = [other for other in near if other not in seen]
@@ -570,23 +570,26 @@ class _WorkflowReader:
             todo += added
         return is_complete
 
-    def _read_fields(self, keys: list[str]) -> Operation[list[str]]:
-        """Read the jobs, and return the keys of those that exist."""
-        rows: list[Any] = yield [
-            job_fields(context.keys, job_id, _FIELDS) for context, job_id in map(self._addresses.of, keys)
-        ]
-        for key, row in zip(keys, rows, strict=True):
+    def _read_fields(self, keys: list[str]) -> Operation[tuple[list[str], list[str]]]:
+        """Read the jobs; return the keys of those that exist, and of those among them that have child jobs."""
+        calls: list[Call[Any]] = []
+        for context, job_id in map(self._addresses.of, keys):
+            of = context.keys
+            kinds = (of.processed(job_id), of.dependencies(job_id), of.ignored(job_id), of.unsuccessful(job_id))
+            calls += [job_fields(of, job_id, _FIELDS), command("EXISTS", *kinds)]
+        replies = iter((yield calls))
+        parents = []
+        for key, row, has_children in zip(keys, replies, replies, strict=True):
             fields = {name.encode(): value for name, value in zip(_FIELDS, row, strict=True) if value is not None}
             if fields:
                 self._fields[key] = fields
-        return [key for key in keys if key in self._fields]
+                parents += [key] if has_children else []
+        return [key for key in keys if key in self._fields], parents
 
     def _read_children(self, keys: list[str]) -> Operation[None]:
-        # Most jobs of a large workflow have no child jobs, and one small call shows this.
         counts: list[dict[str, int]] = yield [
             get_dependency_counts(context.keys, job_id, KINDS) for context, job_id in map(self._addresses.of, keys)
         ]
-        self._children |= {key: [] for key in keys}
         self._totals |= {key: sum(count.values()) for key, count in zip(keys, counts, strict=True)}
         todo: list[tuple[str, str, tuple[str, int], int]] = []
         for key, count in zip(keys, counts, strict=True):
@@ -622,20 +625,24 @@ class _WorkflowReader:
         return {key: above.get(key, []) for key in keys}
 
     def _read_states(self, keys: list[str]) -> Operation[dict[str, str]]:
-        """Read the jobs' states, without searching long lists for them."""
-        names = {key: _FINISHED if b"finishedOn" in self._fields[key] else _UNFINISHED for key in keys}
-        calls: list[Call[Any]] = []
+        """Read the jobs' states, without searching long lists for them; of many jobs of a queue with one call each."""
+        groups: dict[tuple[QueueContext, bool], dict[str, str]] = {}
         for key in keys:
             context, job_id = self._addresses.of(key)
-            calls += [command("ZSCORE", f"{context.keys.base}{state}", job_id) for state in names[key]]
-            calls += [command("EXISTS", context.keys.lock(job_id))]
+            groups.setdefault((context, b"finishedOn" in self._fields[key]), {})[key] = job_id
+        calls: list[Call[Any]] = []
+        for (context, is_finished), ids in groups.items():
+            names, of = _FINISHED if is_finished else _UNFINISHED, context.keys
+            calls += [command("ZMSCORE", of.base + name, *ids.values()) for name in names]
+            calls.append(command("MGET", *map(of.lock, ids.values())))
         replies = iter((yield calls))
         states = {}
-        for key in keys:
-            scores = [next(replies) for _ in names[key]]
-            is_locked = next(replies)
-            found = [state for state, score in zip(names[key], scores, strict=True) if score is not None]
-            states[key] = found[0] if found else "active" if is_locked else "waiting"
+        for (_, is_finished), ids in groups.items():
+            names = _FINISHED if is_finished else _UNFINISHED
+            rows = zip(*(next(replies) for _ in (*names, "lock")), strict=True)
+            for key, (*scores, lock) in zip(ids, rows, strict=True):
+                found = [state for state, score in zip(names, scores, strict=True) if score is not None]
+                states[key] = found[0] if found else "waiting" if lock is None else "active"
         return states
 
     def _job(self, key: str, state: str) -> WorkflowJob:
@@ -653,7 +660,7 @@ class _WorkflowReader:
             processed_ms=int_field(fields, b"processedOn"),
             finished_ms=int_field(fields, b"finishedOn"),
             waits_for=waits_for,
-            left_out=max(0, self._totals[key] - len(waits_for)),
+            left_out=max(0, self._totals.get(key, 0) - len(waits_for)),
         )
 
 

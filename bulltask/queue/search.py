@@ -7,9 +7,10 @@ filter needs. No call blocks Redis for long: a page of ids is one call, and each
 from __future__ import annotations
 
 import json
+import re
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import tzinfo
 from enum import StrEnum
@@ -204,6 +205,7 @@ class JobSearch:
             removing a job takes time only for the newer ones that stay.
         more: Further fields to read of each job.
         size: How many jobs to read at a time.
+        only: Which ids to read; the others count as scanned.
         start: Where to begin, a :attr:`position` of another search with the same arguments.
 
     Attributes:
@@ -219,6 +221,7 @@ class JobSearch:
         newest_first: bool = False,
         more: Sequence[str] = (),
         size: int | None = None,
+        only: Callable[[str], bool] | None = None,
         start: tuple[str, PageCursor] | None = None,
     ) -> None:
         self.scanned = 0
@@ -228,6 +231,7 @@ class JobSearch:
         self._newest_first = newest_first
         self._fields = tuple(dict.fromkeys((*wanted.fields(), *more)))
         self._size = size or (_DATA_PAGE_SIZE if "data" in self._fields else _PAGE_SIZE)
+        self._only = only
         names = {"wait" if state == "waiting" else state for state in states_of(wanted.states)}
         self._only_due = "waiting" in wanted.states and "delayed" not in names
         if "waiting" in wanted.states:
@@ -277,8 +281,8 @@ class JobSearch:
                 self._pages = self._begin(state)
             ids = yield from self._pages.next_ids()
             if ids is not None:
-                matches = yield from self._read(state, ids)
                 self.scanned += len(ids)
+                matches = yield from self._read(state, ids if self._only is None else list(filter(self._only, ids)))
                 if self._is_past(state, matches):
                     self._next_state()
                 return [match for match in matches if self._wanted.matches(match)]
@@ -312,7 +316,7 @@ class JobSearch:
 
     def _read(self, state: str, ids: Sequence[str]) -> Operation[list[Match]]:
         """Read the fields of jobs; those that were removed in the meantime are left out."""
-        if not self._fields:
+        if not self._fields or not ids:
             return [Match(job_id, state, {}) for job_id in ids]
         found = yield from _read_fields(self._context, ids, self._fields)
         return [Match(job_id, state, fields) for job_id, fields in zip(ids, found, strict=True) if fields]
@@ -776,6 +780,8 @@ def _error_types(context: QueueContext, jobs: Sequence[Match]) -> Operation[list
 
 _SCHEDULES_PER_ROUND_TRIP: Final = 200
 _SEARCHED: Final = 1_000
+_DIGEST: Final = re.compile(r"[0-9a-f]{32}")
+"""What ids of the jobs of repeatable jobs of Bull and old versions of BullMQ have instead of the schedule's id."""
 _RUN_FIELDS: Final = ("name", "timestamp", "opts", "processedOn", "finishedOn")
 
 
@@ -840,14 +846,11 @@ def _search_runs(
     context: QueueContext, missing: dict[str, tuple[int, int]], runs: list[LastRun | None]
 ) -> Operation[None]:
     for state in ("active", *_FINISHED):
-        search = JobSearch(context, JobFilter(states=(state,)), more=("rjk", "finishedOn", "processedOn"))
-        while search.scanned < _SEARCHED and (page := (yield from search.next())) is not None:
-            for match in page:
-                if (scheduler_id := match.text("rjk")) in missing:
-                    position, _ = missing[scheduler_id]
-                    found = LastRun(match.ran_ms, match.id, state)
-                    known = runs[position]
-                    runs[position] = found if known is None else max(known, found)
+        for match in (yield from _newest_runs(context, state, missing, ("processedOn",))):
+            position, _ = missing[match.text("rjk")]
+            found = LastRun(match.ran_ms, match.id, state)
+            known = runs[position]
+            runs[position] = found if known is None else max(known, found)
     for position, started_ms in missing.values():
         if runs[position] is None and started_ms:
             runs[position] = LastRun(started_ms, "", "removed")
@@ -857,7 +860,22 @@ def recent_jobs(context: QueueContext, scheduler_id: str, count: int) -> Operati
     """Return the newest finished jobs of a schedule among the queue's newest 1,000 of each state."""
     found: list[Match] = []
     for state in _FINISHED:
-        search = JobSearch(context, JobFilter(states=(state,)), more=("rjk", "finishedOn", "failedReason"))
-        while search.scanned < _SEARCHED and (page := (yield from search.next())) is not None:
-            found += [job for job in page if job.text("rjk") == scheduler_id]
+        found += yield from _newest_runs(context, state, {scheduler_id}, ("failedReason",))
     return sorted(found, key=lambda job: -job.since_ms)[:count]
+
+
+def _newest_runs(
+    context: QueueContext, state: str, scheduler_ids: Collection[str], more: Sequence[str]
+) -> Operation[list[Match]]:
+    """Return the jobs of these schedules among the newest 1,000 of a state."""
+
+    def may_be_run(job_id: str) -> bool:
+        part = job_id.removeprefix("repeat:").rpartition(":")[0]
+        return part in scheduler_ids or _DIGEST.fullmatch(part) is not None
+
+    fields = ("rjk", "finishedOn", *more)
+    search = JobSearch(context, JobFilter(states=(state,)), more=fields, size=_SEARCHED, only=may_be_run)
+    found: list[Match] = []
+    while search.scanned < _SEARCHED and (page := (yield from search.next())) is not None:
+        found += [job for job in page if job.text("rjk") in scheduler_ids]
+    return found

@@ -66,9 +66,9 @@ _SENDER: Final = (
     "del eval evalsha exec exists get hmget hsetnx multi set unwatch wait watch xrange xread xrevrange"
 ).split()
 _READER: Final = (
-    "client|list client|setname eval evalsha exec exists get hexists hget hgetall hmget info llen lpos lrange multi "
-    "pttl scan scard sismember smembers sscan xinfo|stream xread xrevrange zcard zcount zrange zrank zrevrange "
-    "zscan zscore"
+    "client|list client|setname eval evalsha exec exists get hexists hget hgetall hmget info llen lpos lrange mget "
+    "multi pttl scan scard sismember smembers sscan xinfo|stream xread xrevrange zcard zcount zmscore zrange zrank "
+    "zrevrange zscan zscore"
 ).split()
 _OPERATOR: Final = "hdel hset lrem pexpire rpush".split()
 _MANAGER: Final = "hlen ltrim srem type xadd xtrim".split()

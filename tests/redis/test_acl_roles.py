@@ -22,7 +22,7 @@ from bulltask.cli.main import main
 from bulltask.errors import BrokerAuthError, ConfigError, JobNotFoundError, ResultTimeoutError
 from bulltask.observe.bus import Bus
 from bulltask.queue import FlowJob, FlowProducer, Queue
-from bulltask.queue.flows import add_flow_once, plan
+from bulltask.queue.flows import add_flow_once, plan, read_workflow
 from bulltask.transport.call import command
 from bulltask.transport.operation import run_sync
 from bulltask.transport.permissions import CLUSTER, NEEDED_BY_JOBS, ROLES, role_grants
@@ -173,6 +173,7 @@ def read_everything(url: str, ids: list[str]) -> None:
     queue.schedulers.get("hourly")
     queue.schedulers.count()
     FlowProducer(url).get_flow("mail", ids[-1])
+    queue.context.run(read_workflow(lambda: app._broker, "mail", ids[-1]))
     with app.events("mail", start="0") as events:
         assert events.next(timeout=1)
     app.AsyncResult(ids[0]).get(timeout=1)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 import shlex
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
+import redis
 
 from bulltask import App
 from bulltask.jobs.schedules import Rule
 from bulltask.queue import AddOptions, FlowJob, Job, Queue
+from bulltask.queue.search import recent_jobs
 from tests.redis.conftest import Run
 from tests.support.command_output import json_of
 
@@ -209,6 +212,25 @@ def test_a_schedule_is_shown_with_its_last_jobs(app: App, bulltask: Run) -> None
     text = bulltask("schedule", "show", "mail", "often").stdout
     assert "rule       every 60.0 s\n" in text
     assert "  completed\n" in text
+
+
+@pytest.mark.one_server
+def test_the_last_jobs_of_a_schedule_are_found_without_reading_the_jobs_of_others(
+    app: App, redis_client: redis.Redis
+) -> None:
+    queue = app.queue("mail")
+    queue.schedulers.upsert("often", every=60)
+    queue.add_bulk([{"name": "send"}] * 20)
+    ended = []
+    while (job := queue.get_next_job("token")) is not None:
+        job.move_to_completed(None)
+        ended.append(job)
+    assert len(ended) == 21
+    redis_client.config_resetstat()
+    found = queue.context.run(recent_jobs(queue.context, "often", 5))
+    assert [match.id for match in found] == [job.id for job in ended if job.scheduler_id == "often"]
+    stats: Any = redis_client.info("commandstats")
+    assert stats["cmdstat_hmget"]["calls"] == 1
 
 
 def test_the_list_of_schedules_says_when_each_ran_last_and_how_it_ended(app: App, bulltask: Run) -> None:
