@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from textwrap import wrap
 from typing import Any, Final
@@ -20,7 +20,8 @@ from bulltask.jobs.errors import BulltaskError, ConfigError
 from bulltask.jobs.names import EVERY_QUEUE, name_in_app
 from bulltask.lake.formatting import age_text, pluralize
 from bulltask.queue import Queue
-from bulltask.queue.control import this_user
+from bulltask.queue.control import change_rate_limit, this_user
+from bulltask.queue.fields import RateLimit
 from bulltask.queue.overview import MAX_PAGES, QueueOverview, find_queues, read_overview
 from bulltask.transport.call import QueueKeys, SyncClient
 from bulltask.transport.scripts.queue import RATE_PERIOD_MS, QueueFigures, count_by_score
@@ -362,14 +363,8 @@ def limit(ctx: click.Context, /, *, name: str, rate: str | None, remove: bool, *
     if rate is not None and remove:
         raise click.UsageError("pass a rate or --remove")
     with _existing(ctx, name, options) as queue:
-        before = queue.get_global_rate_limit()
-        if rate is not None:
-            wanted = _limit_of(rate)
-            queue.set_global_rate_limit(wanted["max"], wanted["duration"] / 1000)
-        elif remove:
-            queue.remove_global_rate_limit()
-        if before is not None and queue.get_global_rate_limit() != before:
-            queue.remove_rate_limit_key()  # the period of the old limit may last for hours
+        if rate is not None or remove:
+            change_rate_limit(queue, None if rate is None else _limit_of(rate))
         figures = _figures(queue)
         text = "no rate limit"
         if figures.max is not None and figures.duration_ms is not None:
@@ -379,10 +374,10 @@ def limit(ctx: click.Context, /, *, name: str, rate: str | None, remove: bool, *
         _report(ctx, queue, options, f"Queue {in_one_line(name)}: {text}")
 
 
-def _limit_of(rate: str) -> Mapping[str, int]:
+def _limit_of(rate: str) -> RateLimit:
     with suppress(ConfigError):
         if wanted := rate_limits(rate, "RATE").get(EVERY_QUEUE):
-            return wanted
+            return RateLimit(wanted["max"], wanted["duration"] / 1000)
     raise click.UsageError(
         f"RATE must be a rate such as '100/m', not {rate!r:.200}; to remove the limit, pass --remove"
     )

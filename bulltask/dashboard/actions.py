@@ -21,7 +21,8 @@ from bulltask.dashboard.changes import JOB_CHANGES, Change
 from bulltask.dashboard.forms import Arguments, Invalid, TaskForm, task_form
 from bulltask.dashboard.pages import Filter, Pages
 from bulltask.jobs.errors import BulltaskError, ConfigError, JobNotFoundError
-from bulltask.queue.control import Answers
+from bulltask.queue.control import Answers, change_rate_limit
+from bulltask.queue.fields import RateLimit
 from bulltask.queue.search import Action
 
 __all__ = [
@@ -71,6 +72,11 @@ class SentForm(NamedTuple):
     user: User
     request: Request
     fields: FormData
+
+    @property
+    def by(self) -> str:
+        """Who has sent it, for pauses."""
+        return f"{self.user.name}, by the dashboard"
 
     def param(self, name: str) -> str:
         """Return a part of the path."""
@@ -139,7 +145,7 @@ def change_of(pages: Pages, request: Request) -> Change:
 
 def _pause(form: SentForm) -> str:
     name = form.param("queue")
-    form.pages.app.queue(name).pause(by=f"{form.user.name}, by the dashboard")
+    form.pages.app.queue(name).pause(by=form.by)
     return f"Queue {name} is paused."
 
 
@@ -160,12 +166,9 @@ def _limit(form: SentForm) -> str:
         queue.remove_global_concurrency()
     else:
         queue.set_global_concurrency(concurrency)
-    if max_jobs is None or seconds is None:
-        queue.remove_global_rate_limit()
-        rate = "no rate limit"
-    else:
-        queue.set_global_rate_limit(max_jobs, seconds)
-        rate = f"at most {max_jobs:,} jobs per {seconds:g} s"
+    limit = None if max_jobs is None or seconds is None else RateLimit(max_jobs, seconds)
+    change_rate_limit(queue, limit)
+    rate = "no rate limit" if limit is None else f"at most {limit.max:,} jobs per {limit.duration:g} s"
     active = "any number of jobs" if concurrency is None else f"at most {concurrency:,} jobs at a time"
     return f"Queue {name} runs {active}, with {rate}."
 
@@ -246,7 +249,7 @@ def _run_schedule(form: SentForm) -> Outcome:
 
 def _pause_schedule(form: SentForm) -> str:
     queue, scheduler_id = form.param("queue"), form.param("scheduler")
-    if form.pages.app.queue(queue).schedulers.pause(scheduler_id, by=form.user.name) is None:
+    if form.pages.app.queue(queue).schedulers.pause(scheduler_id, by=form.by) is None:
         raise _no_schedule(queue, scheduler_id)
     return f"Schedule {scheduler_id} of queue {queue} is paused."
 

@@ -1,4 +1,7 @@
-"""Orders to live workers, as their sender sees them: :class:`Answers`, and what both classes ``Control`` share."""
+"""Orders to live workers, as their sender sees them: :class:`Answers`, and what both classes ``Control`` share.
+
+Also what commands and the dashboard have in common when they change a queue.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,21 @@ from bulltask.transport.workers import WorkerState, pid_of_worker, read_workers,
 if TYPE_CHECKING:
     from bulltask.queue.aio.queue import AsyncQueue
     from bulltask.queue.context import AddOptions, QueueContext
+    from bulltask.queue.fields import RateLimit
     from bulltask.queue.sync.queue import Queue
     from bulltask.registry.results import AsyncResult
 
-__all__ = ["Answers", "ControlBase", "Destination", "InspectBase", "JobIds", "Replies", "check_routing", "this_user"]
+__all__ = [
+    "Answers",
+    "ControlBase",
+    "Destination",
+    "InspectBase",
+    "JobIds",
+    "Replies",
+    "change_rate_limit",
+    "check_routing",
+    "this_user",
+]
 
 Destination = str | Iterable[str] | None
 """Workers' names or ids, patterns of ids (``web-*``), or ids without the process id; ``None`` for all workers."""
@@ -331,3 +345,17 @@ def this_user() -> str:
     except (OSError, KeyError, ImportError):  # a user without a name, as in some containers
         name = "unknown"
     return f"{name}@{socket.gethostname()}"
+
+
+def change_rate_limit(queue: Queue, limit: RateLimit | None) -> None:
+    """Set or remove the global rate limit; if it changes, the period of the one before ends, which may last for hours.
+
+    The methods of queues change only the limit, as in BullMQ.
+    """
+    before = queue.get_global_rate_limit()
+    if limit is None:
+        queue.remove_global_rate_limit()
+    else:
+        queue.set_global_rate_limit(limit.max, limit.duration)
+    if before not in {None, limit}:
+        queue.remove_rate_limit_key()

@@ -313,6 +313,18 @@ def test_the_limits_of_a_queue_are_set_and_removed(browser: Browser, app: App) -
     assert (queue.get_global_concurrency(), queue.get_global_rate_limit()) == (None, None)
 
 
+def test_a_changed_limit_does_not_wait_for_the_end_of_the_old_period(browser: Browser, app: App) -> None:
+    queue = app.queue("mail")
+    queue.add_bulk([{"name": "send"}, {"name": "send"}])
+    page = browser.get("/queues/mail")
+    send(browser, page, "/limit", jobs="1", seconds="3600")
+    assert queue.get_next_job("token") is not None
+    send(browser, page, "/limit", jobs="1", seconds="3600", concurrency="3")
+    assert queue.get_rate_limit_ttl() > 0, "it is the same limit"
+    send(browser, page, "/limit", jobs="1", seconds="60")
+    assert queue.get_rate_limit_ttl() == 0
+
+
 def test_schedules_show_their_next_times_and_last_runs_and_are_run_and_removed(browser: Browser, app: App) -> None:
     queue = app.queue("mail")
     queue.schedulers.upsert("nightly/1", cron="0 3 * * *", name="report", data={"to": "ada"})
@@ -353,11 +365,11 @@ def test_a_paused_schedule_is_listed_last_with_who_has_paused_it_and_can_be_resu
     assert "<li><time" not in told.text
     paused = queue.schedulers.get("hourly")
     assert paused is not None
-    assert paused.paused_by == "<ada>"
+    assert paused.paused_by == "<ada>, by the dashboard"
     page = browser.get("/schedules")
     assert "2 of 2 schedules" in text_of(page.text)
     assert re.findall(r"/schedules/(\w+)", " ".join(links(page.text))) == ["nightly", "hourly"]
-    assert re.search(r"paused since \d{4}-\d\d-\d\d [\d:]{8} by <ada> ", text_of(page.text))
+    assert re.search(r"paused since \d{4}-\d\d-\d\d [\d:]{8} by <ada>, by the dashboard ", text_of(page.text))
     assert [address for address, _ in forms(page.text) if address.endswith(("/pause", "/resume"))] == [
         "/queues/mail/schedules/nightly/pause",
         "/queues/mail/schedules/hourly/resume",
