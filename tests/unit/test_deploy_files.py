@@ -6,6 +6,7 @@ tests/process/test_monitoring_files.py.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -13,10 +14,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import click
+import jsonschema
 import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml  # type: ignore[import-untyped]
@@ -69,6 +72,14 @@ def test_the_dockerfile_starts_a_worker_without_a_shell_and_as_a_user_without_ri
     assert parse(yaml.safe_load(instructions["CMD"]))["app"] is None, "BULLTASK_APP sets it"
     assert instructions["USER"].partition(":")[0].isdigit()
     assert instructions["STOPSIGNAL"] == "SIGTERM"
+
+
+def test_compose_accepts_the_compose_file() -> None:
+    schema = json.loads((files("check_jsonschema") / "builtin_schemas/vendor/compose-spec.json").read_text())
+    validator = jsonschema.Draft202012Validator(schema)
+    assert [error.message for error in validator.iter_errors(COMPOSE)] == []
+    misspelt = {**COMPOSE["services"], "worker": {**COMPOSE["services"]["worker"], "stop_grace": "45s"}}
+    assert not validator.is_valid({**COMPOSE, "services": misspelt})
 
 
 def test_the_compose_file_uses_commands_that_exist_and_stops_late_enough() -> None:
