@@ -45,8 +45,10 @@ KEYS = 1500
 def write_keys(url: str) -> None:
     """Write keys, and wait until the server has passed them to the kernel, which it does at most a second late."""
     with redis.Redis.from_url(url) as client:
-        for number in range(KEYS):
-            client.set(f"key:{number}", number)
+        with client.pipeline(transaction=False) as calls:
+            for number in range(KEYS):
+                calls.set(f"key:{number}", number)
+            calls.execute()
         wait_until(lambda: client.info("persistence")["aof_buffer_length"] == 0, what="the write to the AOF")
 
 
