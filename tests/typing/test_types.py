@@ -13,7 +13,8 @@ import pytest
 
 from tests.support.programs import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+# Half a minute. `make lint` checks the same files with the same programs, and fails if they accept an invalid call.
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(300)]
 
 FOLDER = Path(__file__).parent
 VALID, INVALID = FOLDER / "valid_calls.py", FOLDER / "invalid_calls.py"

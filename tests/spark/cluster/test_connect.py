@@ -29,7 +29,8 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.redis,
     pytest.mark.timeout(600),
-    pytest.mark.skipif("CI" not in os.environ, reason="needs 250 MB of packages, and both cores: CI=1 runs it"),
+    pytest.mark.extended,  # a server and its clients take both cores for half a minute
+    pytest.mark.skipif("CI" not in os.environ, reason="needs 250 MB of packages: CI=1 runs it"),
 ]
 
 Run = Callable[..., Any]

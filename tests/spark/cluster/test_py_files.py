@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 from pathlib import Path
 
@@ -19,7 +18,7 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.redis,
     pytest.mark.timeout(600),
-    pytest.mark.skipif("CI" not in os.environ, reason="a cluster takes both cores for half a minute: CI=1 runs it"),
+    pytest.mark.extended,  # a cluster takes both cores for half a minute
 ]
 
 

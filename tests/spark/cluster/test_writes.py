@@ -6,7 +6,6 @@ attempt sends some of its jobs, the second all of them.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.redis,
     pytest.mark.timeout(600),
-    pytest.mark.skipif("CI" not in os.environ, reason="a cluster takes both cores for half a minute: CI=1 runs it"),
+    pytest.mark.extended,  # a cluster takes both cores for half a minute
 ]
 
 CONF = {
