@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,20 @@ from tests.interop.node_bridge import NodeBridge, NodeError, connection_of
 from tests.support.processes import has_exited
 
 pytestmark = [pytest.mark.interop, pytest.mark.redis]
+
+
+@pytest.fixture
+def own_node(node_client: None, broker_url: str) -> Iterator[NodeBridge]:
+    """A Node process for a test that ends it."""
+    with NodeBridge.to(broker_url) as bridge:
+        yield bridge
+
+
+@pytest.fixture
+def node(session_node: NodeBridge, broker_url: str) -> Iterator[NodeBridge]:
+    """The session's Node process, connected to an empty server."""
+    yield session_node
+    session_node.reset()
 
 
 def has_name(name: str) -> Callable[[dict[str, Any]], bool]:
@@ -113,20 +127,20 @@ def test_a_worker_records_what_it_ran(node: NodeBridge, tmp_path: Path) -> None:
     assert sorted(file.read_text().splitlines()) == sorted(f"{job['id']} {node.pid}" for job in jobs)
 
 
-def test_closing_a_worker_waits_for_its_job_unless_forced(node: NodeBridge) -> None:
-    worker = node.call("worker.start", queue="mail", processor="sleep", args={"ms": 300}, lockDuration=2_000)
-    assert len(node.call("queue.getWorkers", queue="mail")) == 1
-    node.call("events.start", queue="mail")
-    job = node.call("queue.add", queue="mail", name="send", data={})
-    node.wait_event("active")
-    node.call("worker.close", worker=worker)
-    assert node.call("queue.getJob", queue="mail", job=job["id"])["returnvalue"] == 300
-    node.call("worker.start", queue="slow", processor="sleep", args={"ms": 60_000})
-    node.call("events.start", queue="slow")
-    node.call("queue.add", queue="slow", name="send", data={})
-    node.wait_event("active", lambda args: len(node.events("active")) == 2)
-    node.close()  # not only after 60 s
-    assert has_exited(node.pid)
+def test_closing_a_worker_waits_for_its_job_unless_forced(own_node: NodeBridge) -> None:
+    worker = own_node.call("worker.start", queue="mail", processor="sleep", args={"ms": 300}, lockDuration=2_000)
+    assert len(own_node.call("queue.getWorkers", queue="mail")) == 1
+    own_node.call("events.start", queue="mail")
+    job = own_node.call("queue.add", queue="mail", name="send", data={})
+    own_node.wait_event("active")
+    own_node.call("worker.close", worker=worker)
+    assert own_node.call("queue.getJob", queue="mail", job=job["id"])["returnvalue"] == 300
+    own_node.call("worker.start", queue="slow", processor="sleep", args={"ms": 60_000})
+    own_node.call("events.start", queue="slow")
+    own_node.call("queue.add", queue="slow", name="send", data={})
+    own_node.wait_event("active", lambda args: len(own_node.events("active")) == 2)
+    own_node.close()  # not only after 60 s
+    assert has_exited(own_node.pid)
 
 
 def test_a_queue_is_counted_paused_drained_and_obliterated(node: NodeBridge) -> None:
@@ -205,12 +219,12 @@ def test_missing_replies_and_events_raise_a_timeout(node: NodeBridge) -> None:
         node.wait_event("completed", timeout=0.1)
 
 
-def test_a_dead_node_process_raises_an_error_instead_of_a_timeout(node: NodeBridge) -> None:
-    os.kill(node.pid, signal.SIGKILL)
+def test_a_dead_node_process_raises_an_error_instead_of_a_timeout(own_node: NodeBridge) -> None:
+    os.kill(own_node.pid, signal.SIGKILL)
     with pytest.raises(NodeError, match="Node"):
-        node.call("queue.add", queue="mail", name="send", data={})
+        own_node.call("queue.add", queue="mail", name="send", data={})
     with pytest.raises(NodeError, match="Node exited"):
-        node.wait_event("completed")
+        own_node.wait_event("completed")
 
 
 def test_node_exits_even_if_its_server_is_gone(node_client: None, server_factory: ServerFactory) -> None:
@@ -223,12 +237,12 @@ def test_node_exits_even_if_its_server_is_gone(node_client: None, server_factory
     assert has_exited(node.pid)
 
 
-def test_a_node_process_that_does_not_exit_is_killed(node: NodeBridge) -> None:
-    os.kill(node.pid, signal.SIGSTOP)
-    node.close()
-    assert has_exited(node.pid)
+def test_a_node_process_that_does_not_exit_is_killed(own_node: NodeBridge) -> None:
+    os.kill(own_node.pid, signal.SIGSTOP)
+    own_node.close()
+    assert has_exited(own_node.pid)
 
 
-def test_the_exit_operation_ends_the_node_process(node: NodeBridge) -> None:
-    node.call("exit")
-    wait_until(lambda: has_exited(node.pid), what="the end of Node")
+def test_the_exit_operation_ends_the_node_process(own_node: NodeBridge) -> None:
+    own_node.call("exit")
+    wait_until(lambda: has_exited(own_node.pid), what="the end of Node")
