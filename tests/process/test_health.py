@@ -26,6 +26,7 @@ from bulltask.testing.worker import wait_until
 from bulltask.worker import health
 from tests.support.command_output import json_of
 from tests.support.processes import parent_of
+from tests.support.worker import fixed_prefetch_count
 from tests.support.worker_harness import WorkerHarness
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
@@ -241,7 +242,8 @@ PrefetchLoop._run_ready = run_stopping
 def test_a_child_that_was_stopped_between_its_jobs_loses_them_to_another_whatever_it_was_doing(
     harness: WorkerHarness,
 ) -> None:
-    worker = harness.worker(QUICK_CHECK + STOPS, children=2, settings={"shutdown_timeout": 600})
+    source = QUICK_CHECK + STOPS + fixed_prefetch_count(16)  # a busy machine might prefetch none
+    worker = harness.worker(source, children=2, settings={"shutdown_timeout": 600})
 
     def wait_for_children(killed: int, children: int) -> list[int]:
         worker.wait_for_line("Child killed", count=killed, reason="unresponsive")

@@ -2,8 +2,8 @@
 
 Importing bulltask, redis and their dependencies takes half a CPU second, and the tests start some 1,500 workers. The
 server has also read the Lua scripts and the metadata of packages, which takes a fifth of a worker's start. A forked
-process runs ``python -m bulltask`` as a child of the tests, with a separate directory, environment and output. Variables
-that the interpreter reads when it starts (``PYTHON…``) have the same values as in the tests.
+process runs ``python -m bulltask`` as a child of the tests, with a separate directory, environment and output.
+Variables that the interpreter reads when it starts (``PYTHON…``) have the same values as in the tests.
 """
 
 from __future__ import annotations
