@@ -23,6 +23,7 @@ from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.call import AnyAsyncClient, Call, QueueKeys, SyncClient, command, guard_key, info_by_name
 from bulltask.transport.client import Client, ClientPool
 from bulltask.transport.cluster import AsyncClusterClient, ClusterClient, HashSlotWaits, Topology
+from bulltask.transport.cluster_slots import Address
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.operation import Operation
 from bulltask.transport.produce import Producer
@@ -276,6 +277,34 @@ def _scan(
         if cursor == "0":
             return names, True
     return names, False
+
+
+class RollingScan:
+    """A scan that begins again after its end, a few calls at a time: it finds all that exists for two of its rounds."""
+
+    def __init__(self, step: ScanStep) -> None:
+        self._step = step
+        self._cursors: list[tuple[Address | None, str]] = []
+
+    def advance(self, client: SyncClient, max_steps: int) -> tuple[set[str], int]:
+        """Make up to ``max_steps`` calls, but none beyond the end of this round; return the results, and their number.
+
+        If a call fails, the next one begins a new round: a node may have been replaced.
+        """
+        cluster = client if isinstance(client, ClusterClient) else None
+        cursors = self._cursors or [(node, "0") for node in ([None] if cluster is None else cluster.nodes())]
+        self._cursors = []
+        found, steps = set[str](), 0
+        while cursors and steps < max_steps:
+            node, cursor = cursors.pop()
+            call = self._step(cursor)
+            cursor, page = client.run(call) if cluster is None or node is None else cluster.run_at(node, call)
+            found.update(page)
+            steps += 1
+            if cursor != "0":
+                cursors.append((node, cursor))
+        self._cursors = cursors
+        return found, steps
 
 
 @value_class

@@ -15,7 +15,7 @@ from typing import Any, Final
 from bulltask.jobs import codec
 from bulltask.jobs.clock import value_class
 from bulltask.jobs.errors import BrokerAuthError, BrokerError, DecodeError
-from bulltask.transport.call import Call, QueueKeys, command, known_queues, nothing, text, texts_by_name
+from bulltask.transport.call import Call, QueueKeys, command, known_queues, nothing, text, texts, texts_by_name
 from bulltask.transport.operation import Operation, execute
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "pid_of_worker",
     "read_workers",
     "register_queues",
+    "registered_names",
     "registered_queues",
     "remove_state",
     "write_state",
@@ -312,6 +313,11 @@ def registered_queues(prefix: str, at_least: float = inf) -> Operation[dict[str,
             cursor, page = yield from execute(scan)
             names |= page
     return names
+
+
+def registered_names(prefix: str) -> Call[list[str]]:
+    """Return the call that reads the names in BullMQ of all registered queues."""
+    return command("ZRANGE", known_queues(prefix), 0, -1, parse_reply=texts)
 
 
 def _scanned(reply: Any) -> tuple[str, dict[str, int]]:

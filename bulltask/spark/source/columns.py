@@ -194,8 +194,8 @@ def job_record_batch(
 
 
 @gc_paused()
-def event_record_batch(schema: pa.Schema, queue: str, entries: Sequence[RawEntry]) -> pa.RecordBatch:
-    """Return ``queue``'s events as an Arrow record batch, in the order of ``entries``.
+def event_record_batch(schema: pa.Schema, queue: str | Sequence[str], entries: Sequence[RawEntry]) -> pa.RecordBatch:
+    """Return events as an Arrow record batch, in the order of ``entries``; ``queue`` is that of all, or of each.
 
     Entries with the same fields are converted together. BullMQ's scripts write a dozen kinds of events, so thousands of
     entries form a few groups, and no mapping for each entry is needed.
@@ -208,7 +208,7 @@ def event_record_batch(schema: pa.Schema, queue: str, entries: Sequence[RawEntry
     positions = [index for group_indexes in indexes.values() for index in group_indexes]
     order = pc.array_sort_indices(pa.array(positions, pa.int32()))
     ids = [entry_id for entry_id, _ in entries]
-    columns = {"queue": lambda kind: pa.repeat(_scalar(queue, kind), len(ids)), **_id_columns(ids)}
+    columns = {"queue": lambda kind: _queue_column(queue, len(ids), kind), **_id_columns(ids)}
 
     def column(field: pa.Field) -> pa.Array:
         if field.name in columns:
@@ -217,6 +217,10 @@ def event_record_batch(schema: pa.Schema, queue: str, entries: Sequence[RawEntry
         return pa.concat_arrays(parts).take(order) if len(parts) > 1 else parts[0]
 
     return pa.RecordBatch.from_arrays([column(field) for field in schema], schema=schema)
+
+
+def _queue_column(queue: str | Sequence[str], count: int, kind: pa.DataType) -> pa.Array:
+    return pa.repeat(_scalar(queue, kind), count) if isinstance(queue, str) else pa.array(queue, kind)
 
 
 class _Group:

@@ -11,9 +11,11 @@ import gc
 import locale
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -35,7 +37,7 @@ from bulltask.jobs.names import check_queue_name
 from bulltask.lake.status import SkippedQueue
 from bulltask.lake.storage import partition_name
 from bulltask.spark.source.options import ReadOptions
-from bulltask.transport.broker import Broker, ScanStep, scan_all
+from bulltask.transport.broker import Broker, RollingScan, ScanStep, scan_all
 from bulltask.transport.call import Call, QueueKeys, SyncClient
 from bulltask.transport.client import Client
 from bulltask.transport.cluster import ClusterClient
@@ -106,18 +108,19 @@ class Connection:
         """Like :meth:`run_many`, but return a call's exception in place of its result."""
         return self._retry(lambda client: client.try_many(list(map(self._adapt, calls)))) if calls else []
 
-    def try_atomically(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        """Run several calls in one transaction; return a call's exception in place of its result."""
+    def try_atomically(self, transactions: Sequence[Sequence[Call[Any]]]) -> list[list[Any]]:
+        """Run several transactions in one round trip; return a call's exception in place of its result."""
 
-        def request(client: SyncClient) -> list[Any]:
-            results: list[Any] = client.run_many(atomic(list(map(self._adapt, calls)), self._endpoint.safe_url))[-1]
-            return results
+        def request(client: SyncClient) -> list[list[Any]]:
+            parts = [atomic(list(map(self._adapt, calls)), self._endpoint.safe_url) for calls in transactions]
+            results = client.run_many([call for part in parts for call in part])
+            return [results[end - 1] for end in accumulate(map(len, parts))]
 
         return self._retry(request)
 
     def run_atomically(self, calls: Sequence[Call[Any]]) -> list[Any]:
         """Run several calls in one transaction."""
-        results = self.try_atomically(calls)
+        (results,) = self.try_atomically([calls])
         for result in results:
             if isinstance(result, Exception):
                 raise result
@@ -126,6 +129,10 @@ class Connection:
     def scan_all(self, step: ScanStep) -> set[str]:
         """Scan all nodes and return the results, as :func:`bulltask.transport.broker.scan_all` does."""
         return self._retry(lambda client: scan_all(client, step))
+
+    def advance(self, scan: RollingScan, max_steps: int) -> tuple[set[str], int]:
+        """Continue a scan, as :meth:`bulltask.transport.broker.RollingScan.advance` does."""
+        return self._retry(lambda client: scan.advance(client, max_steps))
 
     def server_info(self) -> ServerInfo:
         """Return what the server reports about itself."""
@@ -247,16 +254,22 @@ def select_queues(
     return [keys for keys in selection.queues if filters is None or filters.allows_queue(keys.queue)]
 
 
-def discover_queues(connection: Connection, options: ReadOptions) -> QueueSelection:
+def discover_queues(connection: Connection, options: ReadOptions, names: Iterable[str] | None = None) -> QueueSelection:
     """Return the keys of the queues to read, and the reasons why queues are skipped.
+
+    Args:
+        connection: The connection.
+        options: The options of the read.
+        names: With ``*``, the queues under the prefix, by BullMQ's names; default: those that a scan of all keys finds.
 
     Raises:
         ConfigError: With ``*``, two queues have the same name in bulltask, and ``skipUnsupportedQueues`` is off.
     """
-    prefix, bullmq_names = options.config.prefix, list[str]()
+    prefix = options.config.prefix
     if options.every:
-        bullmq_names = sorted(connection.scan_all(lambda cursor: scan_queues(prefix, cursor)))
-        candidates = [QueueKeys(prefix, name, options.app_name(name) or name) for name in bullmq_names]
+        if names is None:
+            names = connection.scan_all(partial(scan_queues, prefix))
+        candidates = [QueueKeys(prefix, name, options.app_name(name) or name) for name in sorted(names)]
     else:
         candidates = [options.keys(queue) for queue in options.queues]
     selected, skipped = dict[str, QueueKeys](), dict[str, str]()

@@ -230,6 +230,14 @@ OPTIONS: Final = (
     _O("table", "table", _STREAM, choice("events"), "events", "what to read"),
     _O("state", "states", _JOBS, _job_states, "completed,failed", "states of the jobs to read"),
     _O("numPartitions", "partitions", _JOBS, optional(integer(1, 10_000)), None, "maximum number; default: 2 per core"),
+    _O(
+        "numPartitions",
+        "partitions",
+        _EVENTS,
+        optional(integer(1, 10_000)),
+        None,
+        "tasks of a large read; default: 2 per core",
+    ),
     _O("minRowsPerPartition", "min_rows", _JOBS, integer(1), 1_000, "minimum number of jobs per partition"),
     _O("pushdown", "pushdown", _BATCH, flag, False, "Redis applies filters; call load() again for each query"),
     _O("fetchSize", "fetch_size", _JOBS, integer(1, 100_000), 1_000, "jobs per round trip to Redis"),
@@ -314,6 +322,7 @@ class EventsOptions(ReadOptions):
     """A batch read of events."""
 
     operation: ClassVar[Operation] = Operation.EVENTS
+    partitions: int | None
     fetch_size: int
     per_partition: int
     pushdown: bool
@@ -324,6 +333,7 @@ class StreamOptions(ReadOptions):
     """A streaming read of events."""
 
     operation: ClassVar[Operation] = Operation.STREAM
+    partitions: int | None
     fetch_size: int
     per_partition: int
     starting: Literal["earliest", "latest"] | Mapping[str, StreamId]

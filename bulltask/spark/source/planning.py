@@ -10,9 +10,9 @@ Losses are therefore derived from the offsets of the range and from the current 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from bulltask.spark.source.offsets import (
     BEGINNING,
@@ -39,9 +39,27 @@ __all__ = [
     "ScanResult",
     "divide_limit",
     "expected_rows",
+    "is_unchanged",
+    "pack",
     "plan_batch",
     "split_range",
 ]
+
+
+T = TypeVar("T")
+
+
+def pack(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterator[list[T]]:
+    """Group items, in their order, so that the sizes in a group add up to at most ``limit``; a larger item is alone."""
+    group, total = list[T](), 0
+    for item in items:
+        if group and total + size(item) > limit:
+            yield group
+            group, total = [], 0
+        group.append(item)
+        total += size(item)
+    if group:
+        yield group
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +104,14 @@ class ExpectedRows:
         return self.count in {None, read + lost} and (not self.any or read + gaps > 0)
 
 
+def is_unchanged(start: QueueOffset | None, end: QueueOffset) -> bool:
+    """Return whether a batch reads no events of a queue and records no loss; no ``start``: it only adds the queue."""
+    return start is None or replace(start, seen=end.seen) == end
+
+
 def expected_rows(start: QueueOffset | None, end: QueueOffset) -> ExpectedRows:
     """Return the number of rows that a batch must have for a queue; no ``start``: the batch only adds the queue."""
-    if start is None or replace(start, seen=end.seen) == end:
+    if start is None or is_unchanged(start, end):
         return ExpectedRows(0)
     if start.generation != end.generation:
         return ExpectedRows(end.lost - start.lost, any=True)
@@ -104,7 +127,7 @@ def split_range(
 
     ``start`` is ``None`` if the batch only adds the queue, and ``state`` if the stream no longer exists.
     """
-    if start is None or replace(start, seen=end.seen) == end:
+    if start is None or is_unchanged(start, end):
         return [], None
     first = None if state is None else state.first
     if start.generation != end.generation:
@@ -289,7 +312,10 @@ class QueueProgress:
 
 @dataclass(frozen=True, slots=True)
 class ScanRequest:
-    """A request for the last of a queue's up to ``max_entries`` next entries after ``after``, up to ``until``."""
+    """A request for the last of a queue's up to ``max_entries`` next entries after ``after``, up to ``until``.
+
+    Without ``max_entries``, it is unknown how many entries there may be.
+    """
 
     queue: str
     after: StreamId
@@ -409,10 +435,19 @@ def _align_queues(all_progress: Sequence[QueueProgress], streams: EventStreams) 
     requests = []
     for progress in all_progress:
         if progress.target_offset is not None and progress.end.id > max(bound, progress.base.id):
+            passed = progress.end
             progress.end = progress.base
             if progress.base.id < bound:
-                requests.append((progress, ScanRequest(progress.queue, progress.base.id, bound)))
+                request = ScanRequest(progress.queue, progress.base.id, bound, _count_between(progress.base, passed))
+                requests.append((progress, request))
     _scan(requests, streams)
+
+
+def _count_between(start: QueueOffset, end: QueueOffset) -> int | None:
+    """Return the number of entries between two offsets; ``None`` if it is unknown, or there are none."""
+    if start.ordinal is None or end.ordinal is None or start.generation != end.generation:
+        return None
+    return max(0, end.ordinal - start.ordinal) or None
 
 
 def _scan(requests: Sequence[tuple[QueueProgress, ScanRequest]], streams: EventStreams) -> None:

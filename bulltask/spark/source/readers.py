@@ -43,8 +43,8 @@ from bulltask.spark.source.connection import (
     not_a_stream_reason,
     select_queues,
 )
+from bulltask.spark.source.discovery import QueueDiscovery
 from bulltask.spark.source.offsets import (
-    BEGINNING,
     EventGap,
     QueueOffset,
     StreamId,
@@ -56,8 +56,17 @@ from bulltask.spark.source.offsets import (
     with_stream_end,
 )
 from bulltask.spark.source.options import CountsOptions, EventsOptions, JobsOptions, OptionsT, StreamOptions
-from bulltask.spark.source.planning import BatchLimits, EntryRange, ScanRequest, ScanResult, plan_batch, split_range
-from bulltask.spark.source.streams import find_end, max_lengths, parse_state, read_pages, read_states
+from bulltask.spark.source.planning import (
+    BatchLimits,
+    EntryRange,
+    ScanRequest,
+    ScanResult,
+    is_unchanged,
+    pack,
+    plan_batch,
+    split_range,
+)
+from bulltask.spark.source.streams import find_end, max_lengths, parse_state, read_ranges, read_states
 from bulltask.transport.call import Call, QueueKeys
 from bulltask.transport.scripts.job import job_fields
 from bulltask.transport.scripts.queue import LISTS, STATES, count_by_score, ids_by_score, list_ids, score_at, state_size
@@ -74,7 +83,6 @@ __all__ = [
     "PushdownEventsReader",
     "PushdownJobsReader",
     "PushedFilters",
-    "StreamPartition",
 ]
 
 _log = logging.getLogger(__name__)  # without a handler, it writes to the driver's stderr
@@ -286,15 +294,48 @@ def _recent_edge(newest: str | None) -> str:
 # return. The stream may be trimmed while it is read; with the expected numbers, missing rows are detected.
 
 
+_MIN_PER_TASK: Final = 5_000
+"""A task that reads as many events takes longer to read them than to start."""
+
+
 @dataclass(frozen=True)
 class EventsPartition(InputPartition):
-    """The events that one task reads.
+    """What one task reads: ranges of events, or records of lost events, each with its queue without the hash tag."""
 
-    ``queue`` is the name without the hash tag; without events, ``span`` is ``None``.
-    """
+    pieces: Sequence[tuple[str, EntryRange | EventGap]] = field(default=(), repr=False)
 
-    queue: str = ""
-    span: EntryRange | None = None
+
+def _distribute(
+    pieces: Iterable[tuple[str, EntryRange | EventGap, int]], options: EventsOptions | StreamOptions
+) -> list[EventsPartition]:
+    """Distribute pieces, each with its queue and size, over tasks: small pieces share one, queue after queue."""
+    sized = list(pieces)
+    tasks = options.partitions or 2 * (os.cpu_count() or 1)
+    share = -(-sum(size for _, _, size in sized) // tasks)
+    limit = min(options.per_partition, max(share, _MIN_PER_TASK))
+    groups = pack(sized, lambda item: item[2], limit)
+    return [EventsPartition([(queue, piece) for queue, piece, _ in group]) for group in groups]
+
+
+def _read_pieces(
+    connection: Connection, partition: EventsPartition, options: EventsOptions | StreamOptions, schema: pa.Schema
+) -> Iterator[pa.RecordBatch | EventGap]:
+    """Yield a task's events, and a gap for each range from which entries were trimmed after it was planned."""
+    ranges = [
+        (QueueKeys(options.config.prefix, piece.queue, queue), piece)
+        for queue, piece in partition.pieces
+        if isinstance(piece, EntryRange)
+    ]
+    for parts in read_ranges(connection, ranges, options.fetch_size):
+        if entries := [entry for part in parts for entry in part.entries]:
+            yield event_record_batch(schema, [part.keys.queue for part in parts for _ in part.entries], entries)
+        for part in parts:
+            if part.is_last and part.span.missing(part.read):
+                first = _first_entry(connection, part.keys)
+                # Trimming removes entries from the beginning: missing entries were before the last page, or after it if
+                # nothing is left.
+                if gap := part.span.gap(part.read, None if first is None else max(first, part.page)):
+                    yield gap
 
 
 class EventsReader(_TableReader[EventsOptions]):
@@ -306,32 +347,28 @@ class EventsReader(_TableReader[EventsOptions]):
         unsupported: list[QueueKeys] | None = [] if options.skip_unsupported else None
         with Connection(options.config) as connection:
             queues = select_queues(connection, options, self._filters)
-            result = [
-                EventsPartition(keys.queue, span)
+            spans = [
+                (keys.queue, span, span.expect or 0)
                 for keys, state in zip(queues, read_states(connection, queues, unsupported), strict=True)
                 for span in _cut_stream(connection, keys, state, options.per_partition)
             ]
         log_skipped({keys.name: not_a_stream_reason(keys) for keys in unsupported or ()})
         # Spark would replace an empty list with a default partition, which read() does not support.
-        return list[InputPartition](result) or [EventsPartition()]
+        return list[InputPartition](_distribute(spans, options)) or [EventsPartition()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one range as Arrow record batches. Runs in a different process from :meth:`partitions`.
+        """Read one partition as Arrow record batches. Runs in a different process from :meth:`partitions`.
 
-        Raise ``EventsLostError`` if entries of the range were trimmed after it was planned.
+        Raise ``EventsLostError`` if entries were trimmed after the read was planned.
         """
         assert isinstance(partition, EventsPartition)
-        if partition.span is None:
+        if not partition.pieces:
             return
-        span, count = partition.span, 0
-        keys = QueueKeys(self._options.config.prefix, span.queue, partition.queue)
         with Connection(self._options.config) as connection:
-            for entries in read_pages(connection, keys, span.after, span.upto, self._options.fetch_size):
-                count += len(entries)
-                yield event_record_batch(self._schema, partition.queue, entries)
-        gap = span.gap(count)
-        if gap is not None:
-            raise EventsLostError(gap.message)
+            for part in _read_pieces(connection, partition, self._options, self._schema):
+                if isinstance(part, EventGap):
+                    raise EventsLostError(part.message)
+                yield part
 
 
 class CountsReader(_TableReader[CountsOptions]):
@@ -391,20 +428,14 @@ _OUTAGE_TIMEOUT_MS: Final = 60_000
 _ReadStates = Callable[[Connection, Sequence[QueueKeys]], list[StreamState | None]]
 
 
-@dataclass(frozen=True)
-class StreamPartition(InputPartition):
-    """The events that one task reads, or a record of lost events. ``queue`` is the name without the hash tag."""
-
-    queue: str
-    piece: EntryRange | EventGap
-
-
 class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans and reads the batches of one query. It holds no connection and is cheap to create."""
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
         self._options = options
         self._schema = arrow_schema(schema)
+        self._discovery = QueueDiscovery(options.config.prefix)
+        self._queues: Sequence[QueueKeys] | None = None  # those of the previous batch
         self._target: Mapping[str, StreamState | None] | None = None
         self._logged = set[str]()  # skipped queues that have been logged
         self._limits: dict[str, int] = {}  # the length limit of each stream when the previous batch was planned
@@ -426,8 +457,9 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._all_states()
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """Return the end of the streams, for the query's progress."""
-        return encode_offsets({queue: now.end for queue, now in self._all_states().items() if now is not None})
+        """Return the end of the previous batch's streams, for the query's progress."""
+        states = self._all_states(self._queues)
+        return encode_offsets({queue: now.end for queue, now in states.items() if now is not None})
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Plan the next batch; lost events raise ``EventsLostError`` if ``failOnDataLoss`` is on."""
@@ -437,6 +469,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         start_offsets = decode_offsets(start)
         with Connection(self._options.config, outage_timeout_ms=_OUTAGE_TIMEOUT_MS) as connection:
             selection = self._find(connection)
+            self._queues = selection.queues
             self._compare_limits(connection, selection.queues)
             queues = {keys.name for keys in selection.queues}
             if self._options.every:
@@ -458,39 +491,36 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         It may have been planned before a crash, so events may have been lost since.
         """
-        start_offsets, result = batch_start(start, end) or {}, list[InputPartition]()
+        pieces = list[tuple[str, EntryRange | EventGap, int]]()
         with Connection(self._options.config, outage_timeout_ms=_OUTAGE_TIMEOUT_MS) as connection:
-            for queue, state, end_offset in self._now(connection, end):
-                gaps, span = split_range(queue.name, start_offsets.get(queue.name), end_offset, state)
+            for keys, state, begin, upto in self._changed(connection, batch_start(start, end) or {}, end):
+                gaps, span = split_range(keys.name, begin, upto, state)
                 self._fail_for(gaps)
-                pieces, late_gaps = _pieces(connection, queue, span, self._options.per_partition)
+                spans, late_gaps = _pieces(connection, keys, span, self._options.per_partition)
                 self._fail_for(late_gaps)
                 if self._options.gap_rows:
-                    result += [StreamPartition(queue.queue, gap) for gap in (*gaps, *late_gaps)]
-                result += [StreamPartition(queue.queue, piece) for piece in pieces]
-        return result
+                    pieces += [(keys.queue, gap, 1) for gap in (*gaps, *late_gaps)]
+                # Without a count, the stream's length is the maximum.
+                pieces += [(keys.queue, it, it.expect or (state.length if state else 0)) for it in spans]
+        return list[InputPartition](_distribute(pieces, self._options))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one piece as Arrow record batches. Runs in a different process from all other methods."""
-        assert isinstance(partition, StreamPartition)
-        piece, count, page, remaining_first = partition.piece, 0, BEGINNING, None
-        if isinstance(piece, EventGap):
-            yield event_record_batch(self._schema, partition.queue, [gap_entry(piece)])
+        """Read one partition as Arrow record batches. Runs in a different process from all other methods."""
+        assert isinstance(partition, EventsPartition)
+        lost = [(queue, piece) for queue, piece in partition.pieces if isinstance(piece, EventGap)]
+        if lost:
+            yield event_record_batch(self._schema, [queue for queue, _ in lost], [gap_entry(gap) for _, gap in lost])
+        if len(lost) == len(partition.pieces):
             return
-        keys = QueueKeys(self._options.config.prefix, piece.queue, partition.queue)
+        queues = {piece.queue: queue for queue, piece in partition.pieces}
         with Connection(self._options.config, outage_timeout_ms=_OUTAGE_TIMEOUT_MS) as connection:
-            for entries in read_pages(connection, keys, piece.after, piece.upto, self._options.fetch_size):
-                count, page = count + len(entries), StreamId.parse(entries[0][0].decode())
-                yield event_record_batch(self._schema, partition.queue, entries)
-            if piece.missing(count):
-                remaining_first = _first_entry(connection, keys)
-        # Trimming removes entries from the beginning: missing entries were before the last page, or after it if nothing
-        # is left.
-        gap = piece.gap(count, None if remaining_first is None else max(remaining_first, page))
-        if gap is not None:
-            self._fail_for([gap])
-            if self._options.gap_rows:
-                yield event_record_batch(self._schema, partition.queue, [gap_entry(gap)])
+            for part in _read_pieces(connection, partition, self._options, self._schema):
+                if not isinstance(part, EventGap):
+                    yield part
+                    continue
+                self._fail_for([part])
+                if self._options.gap_rows:
+                    yield event_record_batch(self._schema, queues[part.queue], [gap_entry(part)])
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: BullMQ trims the streams."""
@@ -499,7 +529,8 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Do nothing: no connection is kept."""
 
     def _find(self, connection: Connection) -> QueueSelection:
-        selection = discover_queues(connection, self._options)
+        names = self._discovery.names(connection) if self._options.every else None
+        selection = discover_queues(connection, self._options, names)
         self._log_skipped(selection.skipped)
         return selection
 
@@ -526,16 +557,23 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         log_skipped({queue: reason for queue, reason in skipped.items() if queue not in self._logged})
         self._logged.update(skipped)
 
-    def _all_states(self, outage_timeout_ms: int | None = _OUTAGE_TIMEOUT_MS) -> dict[str, StreamState | None]:
+    def _all_states(
+        self, queues: Sequence[QueueKeys] | None = None, *, outage_timeout_ms: int | None = _OUTAGE_TIMEOUT_MS
+    ) -> dict[str, StreamState | None]:
+        """Return the states of the streams of some queues; default: of all that are read."""
         with Connection(self._options.config, outage_timeout_ms=outage_timeout_ms) as connection:
-            queues = self._find(connection).queues
+            queues = self._find(connection).queues if queues is None else queues
             return dict(zip([keys.name for keys in queues], self._states(connection, queues), strict=True))
 
-    def _now(self, connection: Connection, end: dict[str, Any]) -> Iterator[tuple[QueueKeys, StreamState | None, Any]]:
-        """Yield a batch's queues with the state of their streams; offsets also contain deleted queues."""
-        ends, options = decode_offsets(end), self._options
+    def _changed(
+        self, connection: Connection, start: Mapping[str, QueueOffset], end: dict[str, Any]
+    ) -> Iterator[tuple[QueueKeys, StreamState | None, QueueOffset | None, QueueOffset]]:
+        """Yield the queues of which a batch has rows, with the state of their streams, and the batch's offsets."""
+        ends = {name: to for name, to in decode_offsets(end).items() if not is_unchanged(start.get(name), to)}
+        options = self._options
         keys = [QueueKeys(options.config.prefix, name, options.app_name(name) or name) for name in ends]
-        yield from zip(keys, self._states(connection, keys), ends.values(), strict=True)
+        for queue, state in zip(keys, self._states(connection, keys), strict=True):
+            yield queue, state, start.get(queue.name), ends[queue.name]
 
     def _fail_for(self, gaps: Sequence[EventGap]) -> None:
         if gaps and self._options.fail_on_loss:
@@ -555,25 +593,31 @@ class _RedisStreams:
         return dict(zip(queues, state, strict=True))
 
     def scan(self, requests: Sequence[ScanRequest]) -> Sequence[ScanResult]:
-        return [self._scan(request) for request in requests]
+        # The requests of a round trip count as many entries as one of them may, so that other clients do not wait long.
+        results = list[ScanResult]()
+        for group in pack(requests, _max_count, MAX_RANGE):
+            replies = self._connection.try_atomically([self._calls(request) for request in group])
+            results += [_scan_result(request, *reply) for request, reply in zip(group, replies, strict=True)]
+        return results
 
-    def _scan(self, request: ScanRequest) -> ScanResult:
-        keys = self._keys(request.queue)
-        max_count = MAX_RANGE if request.max_entries is None else min(MAX_RANGE, request.max_entries)
-        calls = [
-            stream_exists(keys),
-            stream_info(keys),
-            last_id_of_range(keys, str(request.after), str(request.until), max_count),
-        ]
-        exists, info, end = self._connection.try_atomically(calls)
-        if isinstance(end, Exception):
-            raise end
-        state = parse_state(exists, info)
-        truncated = end.count == max_count and max_count != request.max_entries
-        return ScanResult(StreamId.parse(end.last) if end.count else None, end.count, state, truncated)
+    def _calls(self, request: ScanRequest) -> list[Call[Any]]:
+        keys, after, until = self._keys(request.queue), str(request.after), str(request.until)
+        return [stream_exists(keys), stream_info(keys), last_id_of_range(keys, after, until, _max_count(request))]
 
     def _keys(self, queue: str) -> QueueKeys:
         return QueueKeys(self._prefix, queue)
+
+
+def _max_count(request: ScanRequest) -> int:
+    return MAX_RANGE if request.max_entries is None else min(MAX_RANGE, request.max_entries)
+
+
+def _scan_result(request: ScanRequest, exists: Any, info: Any, end: Any) -> ScanResult:
+    if isinstance(end, Exception):
+        raise end
+    max_count = _max_count(request)
+    truncated = end.count == max_count and max_count != request.max_entries
+    return ScanResult(StreamId.parse(end.last) if end.count else None, end.count, parse_state(exists, info), truncated)
 
 
 def _pieces(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from bulltask.jobs.errors import BulltaskError
 from bulltask.lake.status import Lag, PipelineStatus, SkippedQueue, status_of
 from bulltask.lake.storage import Layout, Ledger, writer_pid
 from bulltask.spark.source.connection import Connection, discover_queues, not_a_stream_reason, skipped_queues
+from bulltask.spark.source.discovery import find_again
 from bulltask.spark.source.offsets import BEGINNING, StreamId, StreamState
 from bulltask.spark.source.options import EventsOptions, ReadOptions, read_options
+from bulltask.spark.source.planning import EntryRange, pack
 from bulltask.transport.call import Call, QueueKeys, command
 from bulltask.transport.redis_errors import is_wrong_type
 from bulltask.transport.streams import (
@@ -28,12 +30,13 @@ from bulltask.transport.streams import (
 )
 
 __all__ = [
+    "RangePart",
     "find_end",
     "max_lengths",
     "observe_streams",
     "parse_state",
     "pipeline_status",
-    "read_pages",
+    "read_ranges",
     "read_states",
     "redis_version",
 ]
@@ -89,16 +92,54 @@ def find_end(
     return (last, count) if count else (None, 0)
 
 
-def read_pages(
-    connection: Connection, keys: QueueKeys, after: StreamId, upto: StreamId, size: int
-) -> Iterator[list[RawEntry]]:
-    """Yield the entries after ``after``, up to and including ``upto``, in lists of at most ``size``."""
-    position = str(after)
-    while entries := connection.run(page(keys, position, str(upto), size)):
-        yield entries
-        if len(entries) < size:
-            return
-        position = entries[-1][0].decode()
+class RangePart(NamedTuple):
+    """Entries of a range.
+
+    Attributes:
+        keys, span: The queue and the range.
+        entries: The entries.
+        read: The number of the range's entries up to here.
+        page: The id of the first entry of the last page that had any; `BEGINNING` without entries.
+        is_last: Whether the range ends here.
+    """
+
+    keys: QueueKeys
+    span: EntryRange
+    entries: Sequence[RawEntry]
+    read: int
+    page: StreamId
+    is_last: bool
+
+
+def read_ranges(
+    connection: Connection, ranges: Iterable[tuple[QueueKeys, EntryRange]], size: int
+) -> Iterator[list[RangePart]]:
+    """Yield the entries of ranges, given with their queues: what a round trip returns, about ``size`` entries.
+
+    A round trip reads several short ranges, or a page of a long one.
+    """
+
+    def first_page(item: tuple[QueueKeys, EntryRange]) -> int:
+        return size if item[1].expect is None else min(size, item[1].expect)
+
+    for group in pack(ranges, first_page, size):
+        unread = [RangePart(keys, span, (), 0, BEGINNING, is_last=False) for keys, span in group]
+        while unread:
+            calls = [page(it.keys, _position(it), str(it.span.upto), size) for it in unread]
+            replies = connection.run_many(calls)
+            parts = [_next_part(it, entries, size) for it, entries in zip(unread, replies, strict=True)]
+            yield parts
+            unread = [it for it in parts if not it.is_last]
+
+
+def _position(part: RangePart) -> str:
+    return part.entries[-1][0].decode() if part.entries else str(part.span.after)
+
+
+def _next_part(before: RangePart, entries: Sequence[RawEntry], size: int) -> RangePart:
+    first = StreamId.parse(entries[0][0].decode()) if entries else before.page
+    read = before.read + len(entries)
+    return RangePart(before.keys, before.span, entries, read, first, is_last=len(entries) < size)
 
 
 _RECENT_MS: Final = 10_000
@@ -118,7 +159,8 @@ def observe_streams(connection: Connection, options: ReadOptions) -> ObservedStr
 
     The rate is the higher of two: over the whole stream, and over the last ten seconds with events.
     """
-    selection, unsupported = discover_queues(connection, options), list[QueueKeys]()
+    names = find_again(connection, options.config) if options.every else None
+    selection, unsupported = discover_queues(connection, options, names), list[QueueKeys]()
     states = read_states(connection, selection.queues, unsupported)
     streams = []
     for keys, limit, state in zip(selection.queues, max_lengths(connection, selection.queues), states, strict=True):

@@ -87,6 +87,7 @@ __all__ = [
     "page_after",
     "page_of",
     "pause_scheduler",
+    "queue_exists",
     "queue_figures",
     "queue_of_connection",
     "read_hash",
@@ -527,6 +528,11 @@ def scan_queues(prefix: str, cursor: str, suffix: str = "meta") -> Call[tuple[st
         return text(reply[0]), [name for name in found if name and ":" not in name]
 
     return command("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT, parse_reply=parse_reply)
+
+
+def queue_exists(keys: QueueKeys) -> Call[bool]:
+    """Return True if the queue has a ``meta`` hash, as those that :func:`scan_queues` finds."""
+    return command("EXISTS", keys.meta, parse_reply=bool)
 
 
 def worker_queues(prefix: str) -> Call[set[str]]:

@@ -19,6 +19,7 @@ from bulltask.spark.sink import JobsWriter, TaskCommit, WriteCounts
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import WriteOptions, read_options
 from bulltask.transport.streams import entries_since
+from tests.support.event_writing import fill
 from tests.support.fake_query import FakeQuery
 from tests.support.manual_worker import ManualWorker
 from tests.support.queue_contents import add
@@ -114,6 +115,17 @@ def test_a_query_reads_every_event_on_all_nodes_once(broker_url: str, queues: li
             assert query.events(name) == [
                 entry_id for entry_id, _ in connection.run(entries_since(options.keys(name), "-"))
             ]
+
+
+def test_a_query_finds_new_queues_on_all_nodes(broker_url: str, queues: list[str], cluster: Cluster) -> None:
+    query = FakeQuery(broker_url, queue="*")
+    registered, scanned = queues[::2], queues[1::2]
+    write(broker_url, registered, 0, 3)
+    ids = {name: fill(cluster.client_of(name), 5, name) for name in scanned}
+    query.run_until_idle()
+    assert {name: query.events(name) for name in scanned} == ids
+    assert all(len(query.events(name)) == 6 for name in registered)
+    assert not query.gaps()
 
 
 def test_a_write_to_queues_on_all_nodes_adds_each_job_once(

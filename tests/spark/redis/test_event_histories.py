@@ -48,9 +48,13 @@ class DisturbedConnection(Connection):
         self._call_back()
         return super().try_many(calls)
 
-    def try_atomically(self, calls: Sequence[Call[Any]]) -> list[Any]:
+    def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
         self._call_back()
-        return super().try_atomically(calls)
+        return super().run_many(calls)
+
+    def try_atomically(self, transactions: Sequence[Sequence[Call[Any]]]) -> list[list[Any]]:
+        self._call_back()
+        return super().try_atomically(transactions)
 
     def _call_back(self) -> None:
         if self.before_command is not None:

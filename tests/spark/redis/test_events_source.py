@@ -13,7 +13,8 @@ from pyspark.sql.datasource import DataSourceReader, EqualTo
 
 from bulltask.errors import EventsLostError
 from bulltask.queue import Queue
-from bulltask.spark.source.readers import EventsPartition
+from bulltask.spark.source.planning import EntryRange
+from tests.support import event_writing
 from tests.support.manual_worker import ManualWorker
 
 pytestmark = pytest.mark.redis
@@ -103,11 +104,17 @@ def test_a_long_stream_is_split_into_partitions_of_known_size(
 
     parts = make_reader(table="events", eventsPerPartition="12000").partitions()
 
-    assert [part.span.expect for part in parts if isinstance(part, EventsPartition) and part.span] == [
-        12_000,
-        12_000,
-        1_010,
-    ]
+    sizes = [[piece.expect for _, piece in part.pieces if isinstance(piece, EntryRange)] for part in parts]  # type: ignore[attr-defined]
+    assert sizes == [[12_000], [12_000], [1_010]]
+
+
+def test_the_streams_of_many_queues_share_a_task(
+    make_reader: Callable[..., DataSourceReader], read_rows: Callable[..., Rows], redis_client: redis.Redis
+) -> None:
+    ids = [entry for number in range(20) for entry in event_writing.fill(redis_client, 3, f"q{number:02}")]
+    reader = make_reader(table="events", queue="*")
+    assert len(reader.partitions()) == 1
+    assert [row["event_id"] for row in read_rows(reader)] == ids
 
 
 def test_events_added_after_planning_are_not_read(

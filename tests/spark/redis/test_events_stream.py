@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -9,11 +10,11 @@ import pytest
 import redis
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from bulltask.errors import ConfigError
+from bulltask.errors import ConfigError, EventsLostError
 from bulltask.queue import Queue
 from bulltask.spark.connector import BulltaskSource
 from bulltask.spark.source.planning import EntryRange
-from bulltask.spark.source.readers import EventsStreamReader, StreamPartition
+from bulltask.spark.source.readers import EventsPartition, EventsStreamReader
 from tests.support.event_writing import fill
 from tests.support.fake_query import FakeQuery
 from tests.support.manual_worker import ManualWorker
@@ -99,9 +100,58 @@ def test_a_large_batch_is_split_into_several_partitions(broker_url: str, redis_c
 
     parts = query.reader.partitions(query.offset, query.plan())
 
-    assert [
-        part.piece.expect for part in parts if isinstance(part, StreamPartition) and isinstance(part.piece, EntryRange)
-    ] == [10, 10, 5]
+    assert sizes(parts) == [[10], [10], [5]]
+
+
+def sizes(parts: Any) -> list[list[int | None]]:
+    """Return the number of events of each queue in each partition."""
+    assert all(isinstance(part, EventsPartition) for part in parts)
+    return [[piece.expect for _, piece in part.pieces if isinstance(piece, EntryRange)] for part in parts]
+
+
+def test_small_parts_of_many_queues_share_a_task_and_a_connection(broker_url: str, redis_client: redis.Redis) -> None:
+    ids = {f"q{number:02}": fill(redis_client, 5, f"q{number:02}") for number in range(30)}
+    query = FakeQuery(broker_url, queue="*", fetchSize="7")
+    end = query.plan()
+    assert sizes(query.reader.partitions(query.offset, end)) == [[5] * 30]
+    query.restart(eventsPerPartition="50")
+    assert sizes(query.reader.partitions(query.offset, end)) == [[5] * 10] * 3
+    query.restart(eventsPerPartition="100000")
+    (part,) = query.reader.partitions(query.offset, end)
+    before: Any = redis_client.info("stats")
+
+    query.rows = [row for batch in query.reader.read(part) for row in batch.to_pylist()]
+
+    after: Any = redis_client.info("stats")
+    assert after["total_connections_received"] - before["total_connections_received"] == 1
+    assert {queue: query.events(queue) for queue in ids} == ids
+
+
+def test_large_batches_of_many_queues_are_spread_over_tasks(broker_url: str, redis_client: redis.Redis) -> None:
+    for number in range(4):
+        fill(redis_client, 4_000, f"q{number}")
+    query = FakeQuery(broker_url, queue="*", numPartitions="2")
+    assert sizes(query.reader.partitions(query.offset, query.plan())) == [[4_000] * 2] * 2
+
+
+def test_losses_of_queues_that_share_a_task_are_told_apart(broker_url: str, redis_client: redis.Redis) -> None:
+    ids = {name: fill(redis_client, 20, name) for name in "abcd"}
+    query = FakeQuery(broker_url, queue="*", fetchSize="9", failOnDataLoss="false", gapRows="true")
+    end = query.plan()
+    (part,) = query.reader.partitions(query.offset, end)
+    for name, left in {"b": 4, "d": 0}.items():
+        redis_client.xtrim(f"bull:{{{name}}}:events", left, approximate=False)
+
+    query.rows = [row for batch in query.reader.read(part) for row in batch.to_pylist()]
+
+    lost = {"b": 16, "d": 20}
+    assert {name: query.events(name) for name in ids} == {name: ids[name][lost.get(name, 0) :] for name in ids}
+    gaps = {row["queue"]: json.loads(row["extra"]) for row in query.rows if row["event"] == "bulltask.gap"}
+    assert {name: int(gap["lost"]) for name, gap in gaps.items()} == lost
+    assert gaps["b"]["first_id_after"] == ids["b"][16]
+    query.restart(failOnDataLoss="true")
+    with pytest.raises(EventsLostError, match=r"queue=\{b\}.*: 16 events lost"):
+        list(query.reader.read(part))
 
 
 @pytest.mark.parametrize(("queues", "lost"), [("*", ["20"]), ("mail,later", [])])

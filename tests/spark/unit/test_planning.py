@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from bulltask.spark.source.offsets import (
     encode_offsets,
     first_offset,
 )
-from bulltask.spark.source.planning import BatchLimits, divide_limit, plan_batch, split_range
+from bulltask.spark.source.planning import BatchLimits, divide_limit, pack, plan_batch, split_range
 from tests.support.memory_streams import Entry, MemoryStream, MemoryStreams
 
 QUEUES = ("emails", "images", "reports")
@@ -366,3 +367,11 @@ def test_entries_deleted_during_planning_are_reported_as_lost() -> None:
     planned = plan_batch(reader.offsets, reader.streams, ["emails"], BatchLimits(max_entries=3))
     assert [(gap.lost, gap.exact) for gap in planned.gaps] == [(15, False)]
     assert planned.end == {"emails": QueueOffset(lost=15, generation=1)}
+
+
+@given(st.lists(st.integers(0, 30)), st.integers(1, 20))
+def test_packed_groups_keep_the_order_and_are_as_large_as_the_limit_allows(sizes: list[int], limit: int) -> None:
+    groups = list(pack(sizes, lambda size: size, limit))
+    assert [size for group in groups for size in group] == sizes
+    assert all(sum(group) <= limit or len(group) == 1 for group in groups)
+    assert all(sum(group) + following[0] > limit for group, following in pairwise(groups))
