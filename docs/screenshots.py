@@ -1,8 +1,8 @@
 """Take the pictures of the dashboard in ``images/``: ``PYTHONPATH=. python docs/screenshots.py``.
 
 It needs Chromium, its driver, and the development tools. Workers on a server of its own run the jobs of an
-example; only the curves of the time before are invented. ``--all DIRECTORY`` takes every page at three widths in both
-themes instead, to be looked at.
+example; only the curves of the time before, and the lake, are invented. ``--all DIRECTORY`` takes every page from its
+top to its end, at three widths in both themes, to be looked at.
 """
 
 from __future__ import annotations
@@ -11,24 +11,33 @@ import argparse
 import math
 import random
 import runpy
+import secrets
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
 from bulltask import App, group
 from bulltask.dashboard import Access, Dashboard, Role
-from bulltask.dashboard.pages import Sample, _total
+from bulltask.dashboard.pages import Filter, Sample, _total
 from bulltask.testing import RedisServer, WorkerProcess
 from bulltask.testing.worker import wait_until
 from tests.support.browser import Chromium, served
+from tests.support.lake import LakeBuilder
 
 IMAGES: Final = Path(__file__).parent / "images"
 WIDTHS: Final = {360: 740, 800: 1000, 1280: 850}
 QUEUES: Final = ("emails", "payments", "thumbnails", "reports")
+MAX_HEIGHT: Final = 2_400
 STEPS: Final = 100
+LAKE_PAGES: Final = {
+    "history": "/history?name=payments.capture",
+    "past-job": "/history/payments/capture-2",
+    "past-charts": "/queues/payments/charts",
+}
 CHOSEN: Final = (
     ("overview-light", "overview", 1280, False),
     ("overview-dark", "overview", 1280, True),
@@ -141,9 +150,8 @@ def build(day: str) -> None:
 
 @dataclass(frozen=True)
 class Example:
-    """What the pictures show: the dashboard's address, and the paths of its pages by name."""
+    """What the pictures show: the addresses of pages, by name."""
 
-    url: str
     pages: dict[str, str]
 
 
@@ -156,11 +164,23 @@ def example() -> Iterator[Example]:
         app: App = runpy.run_path(str(module))["app"]
         app.conf.broker_url = server.url
         with _worker(server.url, directory, "web-1", 4), _worker(server.url, directory, "web-2", 2):
-            pages = _send(app)
-            site = Dashboard(app, Access(anonymous=Role.ADMIN))
-            with served(site) as url:
+            pages, access = _send(app), Access(anonymous=Role.ADMIN)
+            site, with_login = Dashboard(app, access), Dashboard(app, Access(token=secrets.token_urlsafe()))
+            with_lake = Dashboard(app, access, lake=_invent_lake(Path(directory) / "lake"))
+            with served(site) as url, served(with_lake) as url_with_lake, served(with_login) as url_with_login:
                 _invent_history(site)
-                yield Example(url, pages)
+                for action, outcome in (("resume", "Queue emails runs again."), ("pause", "Queue emails is paused.")):
+                    site._audit.record(  # noqa: SLF001
+                        action, outcome, user="maria@shop.example", address="10.0.0.7", target="queue emails"
+                    )
+                change = site._pages.changes.count(  # noqa: SLF001
+                    "payments", "retry", Filter("failed", task="payments.capture"), older_than=None, user="anonymous"
+                )
+                yield Example(
+                    {name: url + path for name, path in pages.items()}
+                    | {"change": f"{url}/changes/{change.id}", "login": f"{url_with_login}/login"}
+                    | {name: url_with_lake + path for name, path in LAKE_PAGES.items()}
+                )
         app.close()
 
 
@@ -217,6 +237,50 @@ def _send(app: App) -> dict[str, str]:
     }
 
 
+def _invent_lake(root: Path) -> Path:
+    """Write jobs that Redis no longer has; return the lake's directory."""
+    lake, now, chance = LakeBuilder(root), datetime.now(UTC), random.Random(3)  # noqa: S311 - for durations
+    rows = [
+        {
+            "incarnation": f"{at}-0",
+            "name": "payments.capture",
+            "job_id": f"capture-{at}",
+            "queue": "payments",
+            "state": "failed" if at % 5 == 2 else "completed",
+            "failed_reason": f"order {at}: insufficient funds" if at % 5 == 2 else None,
+            "created_at": now - timedelta(hours=at, milliseconds=400 + ms),
+            "finished_at": now - timedelta(hours=at),
+            "attempt_count": 1,
+            "wait_ms": 400,
+            "run_ms": ms,
+            "total_ms": 400 + ms,
+        }
+        for at, ms in enumerate(chance.randrange(100, 9_000) for _ in range(40))
+    ]
+    lake.jobs(rows)
+    lake.attempts(
+        {key: row[key] for key in ("incarnation", "name", "job_id", "queue", "wait_ms", "run_ms", "failed_reason")}
+        | {
+            "outcome": row["state"],
+            "started_at": row["created_at"] + timedelta(milliseconds=400),
+            "ended_at": row["finished_at"],
+            "worker": "web-1",
+        }
+        for row in rows
+    )
+    lake.events(
+        {
+            "event_id": f"{round((row['created_at'] + timedelta(seconds=after)).timestamp() * 1000)}-0",
+            "event": event,
+            "job_id": row["job_id"],
+            "queue": row["queue"],
+        }
+        for row in rows
+        for event, after in (("added", 0), ("waiting", 0.001), ("active", 0.4), (row["state"], row["total_ms"] / 1000))
+    )
+    return lake.layout.root
+
+
 def _invent_history(site: Dashboard) -> None:
     """Let the dashboard have been open for two hours, with curves that end where the queues are now."""
     overview, chance = site._pages.overview(), random.Random(2)  # noqa: S311, SLF001 - for curves
@@ -244,7 +308,8 @@ def main() -> None:
     with example() as shown, Chromium.opened() as browser:
         if arguments.all is None:
             for name, page, width, dark in CHOSEN:
-                _take(browser, shown, page, width, IMAGES / f"dashboard-{name}.png", dark=dark)
+                _open(browser, shown, page, width, dark=dark)
+                (IMAGES / f"dashboard-{name}.png").write_bytes(browser.picture())
         else:
             arguments.all.mkdir(exist_ok=True)
             for page in shown.pages:
@@ -252,15 +317,17 @@ def main() -> None:
                     for dark in (False, True):
                         file = arguments.all / f"{page}-{width}-{'dark' if dark else 'light'}.png"
                         if arguments.only in file.name:
-                            _take(browser, shown, page, width, file, dark=dark)
+                            _open(browser, shown, page, width, dark=dark)
+                            height = browser.run("return document.scrollingElement.scrollHeight")
+                            browser.look_like(width, min(height, MAX_HEIGHT), dark=dark)
+                            file.write_bytes(browser.picture())
 
 
-def _take(browser: Chromium, shown: Example, page: str, width: int, file: Path, *, dark: bool) -> None:
+def _open(browser: Chromium, shown: Example, page: str, width: int, *, dark: bool) -> None:
     browser.look_like(width, WIDTHS[width], dark=dark)
-    browser.driver.get(shown.url + shown.pages[page])
+    browser.driver.get(shown.pages[page])
     if browser.run("return document.querySelector('#live') !== null") and page != "missing":
         browser.wait_for("live", "#live[data-state=on]")
-    file.write_bytes(browser.picture())
 
 
 if __name__ == "__main__":

@@ -64,11 +64,11 @@ LINES: Final = 6
 """How many lines of a chart can be told apart."""
 
 _WIDTH: Final = 640
-_HEIGHT: Final = 220
+_HEIGHT: Final = 226
 _LEFT: Final = 64
 _RIGHT: Final = 16
 _TOP: Final = 12
-_BOTTOM: Final = 28
+_BOTTOM: Final = 34
 
 
 def chart(title: str, unit: str, times_ms: Sequence[float], lines: Sequence[Line]) -> Markup:
@@ -103,7 +103,12 @@ def chart(title: str, unit: str, times_ms: Sequence[float], lines: Sequence[Line
         Markup(
             '<path class="grid" d="M{} {y:.1f}H{}"/><text class="axis end" x="{}" y="{base:.1f}">{text}</text>'
         ).format(
-            _LEFT, _WIDTH - _RIGHT, _LEFT - 6, y=y(value), base=y(value) + 4, text=_with_unit(value, unit, ticks[-1])
+            _LEFT,
+            _WIDTH - _RIGHT,
+            _LEFT - 6,
+            y=y(value),
+            base=y(value) + 4,
+            text=_short(value) if unit == "jobs" else _with_unit(value, unit, ticks[-1]),
         )
         for value in ticks
     ]

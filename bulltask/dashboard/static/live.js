@@ -13,12 +13,15 @@ function show(state, text) {
 }
 
 function inReadersZone(root) {
-  // Of today's times, the date goes without saying; each has its full time in UTC as a title.
-  const today = new Date().toDateString();
-  for (const time of root.querySelectorAll("time")) {
-    const at = new Date(time.dateTime);
-    const format = at.toDateString() === today ? { timeStyle: "medium" } : { dateStyle: "medium", timeStyle: "medium" };
-    time.textContent = new Intl.DateTimeFormat(undefined, format).format(at);
+  // The date of today and the year go without saying; each time has its full text in UTC as a title.
+  const today = new Date();
+  const time = { hour: "numeric", minute: "2-digit", second: "2-digit" };
+  const day = { ...time, month: "short", day: "numeric" };
+  for (const one of root.querySelectorAll("time")) {
+    const at = new Date(one.dateTime);
+    const thisYear = at.getFullYear() === today.getFullYear() ? day : { ...day, year: "numeric" };
+    const format = at.toDateString() === today.toDateString() ? time : thisYear;
+    one.textContent = new Intl.DateTimeFormat(undefined, format).format(at);
   }
 }
 
