@@ -196,7 +196,9 @@ def test_charts_show_bullmqs_metrics_and_the_samples_of_the_dashboard(
     assert page.status_code == 200
     figure = re.findall(r'<figure class="chart">.*?</figure>', page.text, re.DOTALL)
     assert len(figure) == 5
-    assert re.findall(r'<td class="n">([\d?]+) jobs', figure[0]) == ["0", "0", "3", "4", "5"]
+    *idle, third, second, first = re.findall(r'<td class="n">([\d?]+) jobs', figure[0])
+    assert (third, second, first) == ("3", "4", "5")
+    assert idle in (["0"] * 2, ["0"] * 3), "two minutes, and one more if it has just begun"
     assert re.findall(r'<td class="n">([\d?]+) jobs', figure[2]) == ["1", "1"]
     everything = browser.get("/charts")
     assert "all queues: 2 jobs; a/b &lt;i&gt;: 1 jobs; default: 1 jobs" in everything.text
