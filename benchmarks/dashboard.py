@@ -1,10 +1,10 @@
 """How fast are the dashboard's pages, and what does an open tab cost Redis? ``dashboard.py`` takes about ten minutes.
 
 It fills a server with 1,000,000 completed and 100,000 failed jobs of one queue, copies of jobs that a worker has run,
-and another one with 2,000 queues. For each page of ``bulltask dashboard`` it prints how long the first view takes
-(after a change, so that nothing is remembered), and a repeated one, and how many calls blocked Redis for more than
-5 ms; then the share of a core that Redis uses without, with one, and with five open tabs, without and with jobs that
-run.
+with a lake that has as many, and another one with 2,000 queues. For each page of ``bulltask dashboard`` it prints how
+long the first view takes (after a change, so that nothing is remembered), and a repeated one, and how many calls
+blocked Redis for more than 5 ms; then the share of a core that Redis uses without, with one, and with five open tabs,
+without and with jobs that run.
 
 The exit code is 1 if the 95th percentile of a page is above 300 ms, if a call blocked Redis for more than 5 ms, or if
 an open tab costs Redis 1% of a core.
@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from html import unescape
 from pathlib import Path
 from typing import Any, Final
@@ -37,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.processes import ROOT, Failed, poll, server, server_cpu_us, tree_cpu_us
 from bulltask import App, Signature, chord, signature
+from tests.support.lake import LakeBuilder
 
 GOAL_MS: Final = 300
 SLOW_US: Final = 5_000
@@ -48,6 +50,8 @@ NODES: Final = 990
 TAB_ROUNDS: Final = 2
 FLOOD: Final = 20  # jobs, every tenth of a second
 MAIL: Final = "bull:{mail}:"
+LAKE: Final = "lake"
+LAKE_ROWS: Final = 100_000  # of one file of a day, at most
 TABS: Final[Mapping[str, tuple[str, ...]]] = {
     "no tab": (),
     "one: overview": ("/",),
@@ -100,6 +104,7 @@ class Board:
 
     def __init__(self, broker: str, directory: Path) -> None:
         command = [sys.executable, "-m", "bulltask", "dashboard", "-A", "benchmarks.apps.dashboard_app"]
+        command += ["--lake", str(directory / LAKE)] if (directory / LAKE).exists() else []
         self._log = (directory / f"dashboard-{time.monotonic_ns()}.log").open("w+")
         self._process = subprocess.Popen(
             [*command, "--port", "0", "--anonymous", "admin"],
@@ -252,6 +257,49 @@ def fill_queues(app: App, client: redis.Redis, queues: int, directory: Path) -> 
             copy(client, f"bull:{{{name}}}:", "failed", 5, seeds)
 
 
+def fill_lake(root: Path, completed: int, failed: int) -> None:
+    """Write jobs and their attempts that have ended during the last 30 days, and the events of one of a hundred."""
+    lake, now, total = LakeBuilder(root), datetime.now(UTC), completed + failed
+    for first in range(0, total, LAKE_ROWS):
+        jobs: list[dict[str, Any]] = []
+        for number in range(first, min(first + LAKE_ROWS, total)):
+            end = now - timedelta(days=30) * ((total - number) / total)
+            is_failed = number * failed // total != (number + 1) * failed // total
+            error = f"cannot send letter {number} to reader{number}@example.com" if is_failed else None
+            jobs.append(
+                {
+                    "job_id": lake_id(number),
+                    "incarnation": f"{number}-0",
+                    "name": "mail.send",
+                    "created_at": end - timedelta(milliseconds=1_800),
+                    "finished_at": end,
+                    "state": "failed" if is_failed else "completed",
+                    "attempt_count": 1,
+                    "wait_ms": 1_650 + number % 97,
+                    "run_ms": 150 + number % 89,
+                    "failed_reason": error,
+                    "error_fingerprint": error and "cannot send letter # to reader#@example.com",
+                }
+            )
+        same = ("job_id", "incarnation", "name", "wait_ms", "run_ms", "failed_reason", "error_fingerprint")
+        lake.jobs(jobs)
+        lake.attempts({"outcome": job["state"], "ended_at": job["finished_at"], **{key: job[key] for key in same}}
+                      for job in jobs)  # fmt: skip
+        lake.events(
+            {
+                "event_id": f"{round(job['finished_at'].timestamp() * 1000)}-{at}",
+                "event": event,
+                "job_id": job["job_id"],
+            }
+            for job in jobs[::100]
+            for at, event in enumerate(("added", "waiting", "active", job["state"]))
+        )
+
+
+def lake_id(number: int) -> str:
+    return f"lake-{number:012d}"
+
+
 def copy(client: redis.Redis, base: str, state: str, number: int, seeds: Sequence[str | bytes] = ()) -> None:
     """Add so many copies of the jobs of a state, which have finished during the last day."""
     found = list(seeds) or [f"{base}{job_id}" for job_id in finished(client, base, state, 0, -1)]
@@ -293,6 +341,12 @@ def pages_of_jobs(client: redis.Redis, ids: Mapping[str, str], rounds: int) -> d
         "run": lambda _: "/run",
         "run a task": lambda _: "/run/mail.send",
         "audit": lambda _: "/audit",
+        "history": lambda _: "/history",
+        "history, failed": lambda _: "/history?state=failed",
+        "history, text of many": lambda _: "/history?text=letter",
+        "history, text of one": lambda n: f"/history?text=reader{97 * n + 11}@",
+        "history, an id": lambda n: f"/history?id={lake_id(97 * n)}",
+        "history, a job": lambda n: f"/history/mail/{lake_id(97 * n)}",
     }
 
 
@@ -453,21 +507,22 @@ def main() -> int:
     options = parser.parse_args()
     is_good = True
     with tempfile.TemporaryDirectory(prefix="bulltask-dashboard-") as name:
-        directory = Path(name)
-        if options.only != "queues":
-            is_good &= _jobs(options, directory)
-        if options.only != "jobs":
-            is_good &= _queues(options, directory)
+        for only, run in (("jobs", _jobs), ("queues", _queues)):
+            if options.only in {None, only}:
+                directory = Path(name) / only
+                directory.mkdir()
+                is_good &= run(options, directory)
     print("\ngoals: met" if is_good else "\ngoals: missed")
     return 0 if is_good else 1
 
 
 def _jobs(options: argparse.Namespace, directory: Path) -> bool:
-    with server(directory / "jobs") as (started, client), ExitStack() as stack:
+    with server(directory / "server") as (started, client), ExitStack() as stack:
         app = App("bench", broker_url=started.url)
         stack.callback(app.close)
         begun = time.monotonic()
         ids = fill_jobs(app, client, options.completed, options.failed, directory)
+        fill_lake(directory / LAKE, options.completed, options.failed)
         title = f"{options.completed:,} completed and {options.failed:,} failed jobs"
         print(f"{title}: filled in {time.monotonic() - begun:.0f} s", flush=True)
         pages = pages_of_jobs(client, ids, options.rounds)
@@ -488,7 +543,7 @@ def _jobs(options: argparse.Namespace, directory: Path) -> bool:
 
 
 def _queues(options: argparse.Namespace, directory: Path) -> bool:
-    with server(directory / "queues") as (started, client), ExitStack() as stack:
+    with server(directory / "server") as (started, client), ExitStack() as stack:
         app = App("bench", broker_url=started.url)
         stack.callback(app.close)
         fill_queues(app, client, options.queues, directory)
