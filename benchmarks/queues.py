@@ -164,6 +164,7 @@ def idle(directory: str, queues: int, foreign: int, triggers: int) -> float:
         base_ms = cpu_ms()
         pause.wait(TRIGGER_S)
         base_ms = cpu_ms() - base_ms  # what Redis does without a client
+        query.trigger()  # it makes the calls that have been saved
         start_ms = cpu_ms()
         for _ in range(triggers):
             begun = time.monotonic()
