@@ -68,7 +68,8 @@ class Terminal:
 
         def is_seen() -> bool:
             nonlocal seen
-            seen = self.screen()
+            # Asking more often would slow the program down.
+            seen = self._tmux("run-shell", "sleep 0.05", ";", "capture-pane", "-p")
             return text in seen
 
         try:
