@@ -397,7 +397,7 @@ def _attempts(history: JobHistory) -> list[str]:
         return []
     rows = [
         (
-            str(attempt.attempt),
+            str(attempt.attempt) if attempt.attempt > 0 else "-",  # a release is no attempt
             stamp(attempt.started_at),
             duration_text(attempt.wait_time),
             duration_text(attempt.run_time),

@@ -330,8 +330,8 @@ class History:
 
         Args:
             outcome: Only attempts with this outcome: ``completed``, ``failed`` (and so did the job), ``requeued`` (the
-                job runs again: the attempt failed, was released, throttled or rescheduled, or its child crashed),
-                ``stalled`` or ``waiting-children``.
+                job runs again: the attempt failed, was released after its start or rescheduled, or its child crashed),
+                ``stalled`` or ``waiting-children``; or ``released``: the releases of jobs before their start.
             every: ``hour`` or ``day``.
             where: The filters of :class:`StatsFilter`.
 

@@ -78,19 +78,19 @@ class JobRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRecord:
-    """One attempt of a job: a row of ``silver.attempts``.
+    """One attempt of a job, or a release before its start: a row of ``silver.attempts``.
 
     Attributes:
-        attempt: Its number, from 1.
+        attempt: Its number, from 1; that of a release is negative, from -1.
         incarnation: The incarnation of the job; see :class:`JobRecord`.
         queued_at: When it began to wait; ``None`` if unknown.
-        started_at: When a worker acquired it; ``None`` if unknown.
+        started_at: When a worker acquired it; ``None`` if unknown, and for a release.
         ended_at: When it ended; ``None`` if unknown.
         wait_time: Seconds that it waited.
         run_time: Seconds that it ran.
         outcome: ``completed``, ``failed`` (and so did the job), ``requeued`` (the job runs again: the attempt failed,
-            was released, throttled or rescheduled, or its child crashed), ``stalled``, ``waiting-children``, or
-            ``open`` if the outcome is unknown.
+            was released after its start or rescheduled, or its child crashed), ``stalled``, ``waiting-children``,
+            ``released`` (before its start), or ``open`` if the outcome is unknown.
         failed_reason: Why the job failed; events do not contain failure reasons for requeued attempts.
         error_fingerprint: As in :class:`JobRecord`.
         worker: The worker id (for a Node.js worker, its name), from a snapshot.

@@ -184,20 +184,20 @@ BACKFILLS: Final = Table(
 ATTEMPTS: Final = Table(
     "silver",
     "attempts",
-    "one attempt of a job; dt is the day of ended_at, or else of as_of",
+    "one attempt of a job, or one release before its start; dt is the day of ended_at, or else of as_of",
     _BY_BATCH,
     ("queue", "job_id", "incarnation", "attempt"),
     _columns("""
         job_id text id of the job
         incarnation text id of the added event; null if that is missing
-        attempt int number of the attempt, from 1
+        attempt int number of the attempt, from 1, as BullMQ counts starts; of a release, from -1 down
         name text name of the task; null without the added event
         queued_at time when the job began to wait; null if unknown
-        started_at time when a worker acquired the job; null if unknown
+        started_at time when a worker acquired the job; null if unknown, and for a release
         ended_at time when the attempt ended; null if unknown
         wait_ms long started_at - queued_at, milliseconds
         run_ms long ended_at - started_at, milliseconds
-        outcome text completed, failed, requeued, stalled, waiting-children, or open (unknown)
+        outcome text completed, failed, requeued, stalled, waiting-children, released, or open (unknown)
         failed_reason text why the job failed; null for requeued attempts
         error_fingerprint text first line of failed_reason, with # for quoted text, numbers and hex numbers
         worker text as in bronze.jobs, from a snapshot
@@ -219,7 +219,7 @@ JOBS: Final = Table(
         first_started_at time start of the first attempt
         finished_at time when the job finished; null if it did not
         state text completed, failed, removed, or the last one of a job that timed out
-        attempt_count int number of attempts with any outcome
+        attempt_count int number of attempts with any outcome, without releases
         stalls int number of stalled attempts
         wait_ms long milliseconds of waiting, in all attempts
         run_ms long milliseconds of running, in all attempts
@@ -249,6 +249,7 @@ TASK_MINUTE: Final = Table(
         requeued long attempts after which the job runs again
         stalled long attempts that stalled
         waiting_children long attempts that ended to wait for child jobs
+        released long releases of jobs before their start
         finished long jobs that completed or failed
         removed long jobs removed before they finished
         wait_p50 long median wait in milliseconds, within 1%

@@ -58,6 +58,7 @@ __all__ = [
     "Paused",
     "Progress",
     "QueueEvent",
+    "Released",
     "Removed",
     "Resumed",
     "RetriesExhausted",
@@ -105,7 +106,7 @@ class Added(JobEvent):
 class Waiting(JobEvent):
     """A job is waiting. ``prev`` is its previous state, ``None`` for a new job.
 
-    ``prev="active"`` means an immediate retry, a stalled job, or a released job.
+    ``prev="active"`` means an immediate retry, a stalled job, or a released job; see :class:`Released`.
     """
 
     event: ClassVar[str] = "waiting"
@@ -164,6 +165,17 @@ class Stalled(JobEvent):
     """A job was active without a lock and is waiting again; its worker has died, or cannot reach Redis."""
 
     event: ClassVar[str] = "stalled"
+
+
+@dataclass(frozen=True, slots=True)
+class Released(JobEvent):
+    """A worker of bulltask releases a job that it has acquired but not started; :class:`Waiting`, or :class:`Delayed`
+    for a rate limit, follows. Neither an attempt nor a start counts.
+
+    BullMQ has no such event: Node's ``QueueEvents`` emit it as ``released``.
+    """
+
+    event: ClassVar[str] = "released"
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +341,7 @@ _READERS: Final[Mapping[type[QueueEvent], _Read]] = {
     RetriesExhausted: lambda at, queue, its: RetriesExhausted(at, queue, its.id(), its.number(b"attemptsMade")),
     WaitingChildren: lambda at, queue, its: WaitingChildren(at, queue, its.id(), its.prev),
     Stalled: lambda at, queue, its: Stalled(at, queue, its.id()),
+    Released: lambda at, queue, its: Released(at, queue, its.id()),
     Delayed: lambda at, queue, its: Delayed(at, queue, its.id(), its.number(b"delay")),
     Progress: lambda at, queue, its: Progress(at, queue, its.id(), *its.json(b"data")),
     Removed: lambda at, queue, its: Removed(at, queue, its.id(), its.prev),

@@ -57,8 +57,8 @@ MINUTE_MS: Final = 60_000
 DAY_MS: Final = 86_400_000
 
 COUNTERS: Final = (
-    "added", "started", "completed", "failed", "requeued", "stalled", "waiting_children", "finished", "removed",
-    "busy_ms", "wasted_ms",
+    "added", "started", "completed", "failed", "requeued", "stalled", "waiting_children", "released", "finished",
+    "removed", "busy_ms", "wasted_ms",
 )  # fmt: skip
 """The kinds of facts that are columns of ``gold.task_minute``; ``waited`` and ``ran`` have histograms."""
 
@@ -68,6 +68,7 @@ _COUNTER_OF_OUTCOME: Final = {
     "requeued": "requeued",
     "stalled": "stalled",
     "waiting-children": "waiting_children",
+    "released": "released",
 }
 """The counter for each outcome of an attempt. An open attempt has not ended, so it has none."""
 

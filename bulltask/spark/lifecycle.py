@@ -7,10 +7,13 @@ Python, one event at a time, and property tests compare both.
 
 The rules follow from the events that BullMQ's scripts write:
 
-* An attempt begins with ``active``, and its number is the count of these events: BullMQ's ``ats``. A job that was
-  acquired and released (because of a rate limit, a shutdown or a dead child) looks like a retry without delay:
-  ``waiting`` with ``prev=active``, without a reason. The number of ended attempts can therefore be greater than
-  BullMQ's ``atm``.
+* An attempt begins with ``active``, and its number is the count of these events, without releases: BullMQ's ``ats``.
+* ``released`` says that bulltask's worker gave the job back unstarted (because of a rate limit, a shutdown, a dead or a
+  full child). That is no attempt: its row has the outcome ``released``, no start, and a negative number. The same
+  script then writes ``waiting`` or ``delayed``. The job has waited since before the release.
+* A job that was given back after its start looks like a retry without delay: ``waiting`` with ``prev=active``, without
+  a reason. So does a release by Node's worker. The number of ended attempts can therefore be greater than BullMQ's
+  ``atm``.
 * A stalled job is recorded as ``waiting`` with ``prev=active`` and then ``stalled``, in one script. The attempt ended
   when the job was waiting again.
 * ``delayed`` and ``waiting-children`` are also recorded for jobs that no worker runs; in that case they end no attempt.
@@ -69,6 +72,7 @@ STATE_AFTER: Final = {
     "failed": "failed",
     "delayed": "delayed",
     "stalled": "waiting",
+    "released": "unknown",  # as after `added`
     "waiting-children": "waiting-children",
     "removed": "removed",
 }
@@ -215,12 +219,12 @@ def _by_day(rows: pa.Table, ended_at: str) -> pa.Table:
 _KINDS: Final = tuple(STATE_AFTER)
 _KIND_NUMBERS: Final = {kind: number for number, kind in enumerate(_KINDS)}
 _ADDED, _WAITING, _ACTIVE = (_KIND_NUMBERS[kind] for kind in ("added", "waiting", "active"))
-_DELAYED, _STALLED, _WAITING_CHILDREN, _REMOVED = (
-    _KIND_NUMBERS[kind] for kind in ("delayed", "stalled", "waiting-children", "removed")
+_DELAYED, _STALLED, _RELEASED, _WAITING_CHILDREN, _REMOVED = (
+    _KIND_NUMBERS[kind] for kind in ("delayed", "stalled", "released", "waiting-children", "removed")
 )
 _NONE: Final = -1
 
-_OUTCOMES: Final = ("open", "requeued", "stalled", "completed", "failed", "waiting-children")
+_OUTCOMES: Final = ("open", "requeued", "stalled", "released", "completed", "failed", "waiting-children")
 _OUTCOME_OF_KIND: Final = np.array([_OUTCOMES.index(kind) if kind in _OUTCOMES else 0 for kind in _KINDS] + [0])
 """The outcome of an attempt that ends with an event of each kind, independent of earlier events."""
 
@@ -264,8 +268,8 @@ class DerivedColumns:
         as_of_event: The last event from which the row of the attempt is derived.
         deciding_event: The event after which the outcome no longer changes; -1 if it is not known yet.
         added: The added event of this incarnation.
-        attempt_count, stalls, wait_ms, run_ms: The number of attempts of this incarnation so far, the number of stalled
-            attempts, the sums of wait and run times; -1 for an empty sum.
+        attempt_count, stalls, releases, wait_ms, run_ms: The number of attempts of this incarnation so far, of stalled
+            attempts, and of releases, the sums of wait and run times; -1 for an empty sum.
         kept: The last event except ``removed``.
         first_started_ms: When the job was first acquired in this incarnation.
         is_last: Whether the event is the last one of an incarnation that has events other than its removal.
@@ -283,6 +287,7 @@ class DerivedColumns:
     added: Ints
     attempt_count: Ints
     stalls: Ints
+    releases: Ints
     wait_ms: Ints
     run_ms: Ints
     kept: Ints
@@ -333,26 +338,29 @@ def derive(lifecycles: Lifecycles) -> DerivedColumns:
     index = np.arange(len(kind))
     after_next = np.append(lifecycles.next, -1)[lifecycles.next]
     end, next_event = np.where(is_seen, lifecycles.next, index), np.where(is_seen, after_next, lifecycles.next)
-    outcome, released = _outcome(lifecycles, end, next_event)
+    outcome, waits_again = _outcome(lifecycles, end, next_event)
+    is_release = begins & (outcome == _OUTCOMES.index("released"))
+    is_start = is_seen & ~is_release
     # An event of another incarnation decides nothing in this incarnation.
     continues = (lifecycles.kind[next_event] != _ADDED) & (next_event >= 0)
     end_or_self = np.where((end < 0) | (lifecycles.kind[end] == _ADDED), index, end)
-    queued_at_event = np.append(_last_index(kind != _STALLED, lifecycles.first), -1)[lifecycles.previous]
+    queued_at_event = np.append(_last_index(_changes_queueing(lifecycles), lifecycles.first), -1)[lifecycles.previous]
     queued = is_seen & (lifecycles.kind[queued_at_event] == _WAITING)
     queued_ms = np.where(queued, lifecycles.ms[queued_at_event], -1)
-    started_ms = np.where(is_seen, ms, -1)
+    started_ms = np.where(is_start, ms, -1)
     ended_ms = np.where(outcome > 0, lifecycles.ms[end], -1)
     added_events, kept = _last_index(kind == _ADDED, lifecycles.first), _last_index(kind != _REMOVED, lifecycles.first)
     first_event = np.where(added_events >= 0, added_events, lifecycles.first)
-    active = _running_sum(is_seen, first_event)
-    first_start = _last_index(is_seen & (active == 1), lifecycles.first)
+    active = _running_sum(is_start, first_event)
+    first_start = _last_index(is_start & (active == 1), lifecycles.first)
     next_kind = lifecycles.kind[lifecycles.next]
     return DerivedColumns(
         lifecycles, begins, outcome, end, queued_ms, started_ms, ended_ms,
-        np.where(released & continues, next_event, end_or_self), np.where(released, next_event, end), added_events,
-        _running_sum(begins, first_event), _running_sum(begins & (outcome == _OUTCOMES.index("stalled")), first_event),
-        _total(started_ms - queued_ms, queued, first_event),
-        _total(ended_ms - ms, is_seen & (outcome > 0), first_event),
+        np.where(waits_again & continues, next_event, end_or_self), np.where(waits_again, next_event, end),
+        added_events, _running_sum(begins & ~is_release, first_event),
+        _running_sum(begins & (outcome == _OUTCOMES.index("stalled")), first_event),
+        _running_sum(is_release, first_event), _total(started_ms - queued_ms, queued & is_start, first_event),
+        _total(ended_ms - ms, is_start & (outcome > 0), first_event),
         kept, np.where(active > 0, lifecycles.ms[first_start], -1),
         ((next_kind == _NONE) | (next_kind == _ADDED)) & (kept >= 0),
     )  # fmt: skip
@@ -361,23 +369,31 @@ def derive(lifecycles: Lifecycles) -> DerivedColumns:
 def _ends_unknown_attempt(lifecycles: Lifecycles) -> Bools:
     """Return whether an attempt with an unknown start ended with this event."""
     kind, from_active = lifecycles.kind[:-1], lifecycles.from_active[:-1]
-    previous, released = lifecycles.kind[lifecycles.previous], lifecycles.from_active[lifecycles.previous]
-    ends = _is_one_of(kind, FINISHED)
-    # After `stalled`, this event only repeats the state.
-    ends |= (kind == _WAITING) & from_active & (previous != _STALLED)
+    previous, was_active = lifecycles.kind[lifecycles.previous], lifecycles.from_active[lifecycles.previous]
+    ends = _is_one_of(kind, (*FINISHED, "released"))
+    # After `stalled` and `released`, this event only repeats the state.
+    ends |= (kind == _WAITING) & from_active & ~_is_one_of(previous, ("stalled", "released"))
     ends |= (kind == _WAITING_CHILDREN) & from_active
-    ends |= (kind == _STALLED) & ~((previous == _WAITING) & released)
+    ends |= (kind == _STALLED) & ~((previous == _WAITING) & was_active)
     return np.asarray((previous != _ACTIVE) & ends)
 
 
+def _changes_queueing(lifecycles: Lifecycles) -> Bools:
+    """Return whether a job begins or ends to wait with an event: not with ``stalled``, nor with those of a release."""
+    kind, previous = lifecycles.kind[:-1], lifecycles.kind[lifecycles.previous]
+    of_release = (kind == _ACTIVE) & (lifecycles.kind[lifecycles.next] == _RELEASED)
+    of_release |= (kind == _RELEASED) | ((kind == _WAITING) & (previous == _RELEASED))
+    return np.asarray((kind != _STALLED) & ~of_release)
+
+
 def _outcome(lifecycles: Lifecycles, end: Ints, next_event: Ints) -> tuple[Ints, Bools]:
-    """Return the outcomes of attempts, given their next two events, and whether each attempt was released."""
+    """Return the outcomes of attempts, given their next two events, and whether the job waits again after each."""
     end_kind = lifecycles.kind[end]
-    released = (end_kind == _WAITING) & lifecycles.from_active[end]
+    waits_again = (end_kind == _WAITING) & lifecycles.from_active[end]
     outcome = _OUTCOME_OF_KIND[end_kind]
-    outcome = np.where(released | (end_kind == _DELAYED), _OUTCOMES.index("requeued"), outcome)
-    stalled = released & (lifecycles.kind[next_event] == _STALLED)
-    return np.where(stalled, _OUTCOMES.index("stalled"), outcome), released
+    outcome = np.where(waits_again | (end_kind == _DELAYED), _OUTCOMES.index("requeued"), outcome)
+    stalled = waits_again & (lifecycles.kind[next_event] == _STALLED)
+    return np.where(stalled, _OUTCOMES.index("stalled"), outcome), waits_again
 
 
 def _is_in(column: Any, values: tuple[str, ...]) -> Any:
@@ -429,8 +445,9 @@ def attempts_of(derived: DerivedColumns, chosen: Bools) -> pa.Table:
     outcome = derived.outcome[at]
     failed = np.where(outcome == _OUTCOMES.index("failed"), derived.end[at], -1)
     failed_reason, fingerprint = plain_reasons(rows.texts("failed_reason", failed))
+    number = np.where(outcome == _OUTCOMES.index("released"), -derived.releases[at], derived.attempt_count[at])
     columns = {
-        "attempt": pa.array(derived.attempt_count[at], pa.int32()),
+        "attempt": pa.array(number, pa.int32()),
         "queued_at": _times(derived.queued_ms[at]),
         "started_at": _times(derived.started_ms[at]),
         "ended_at": _times(derived.ended_ms[at]),

@@ -37,8 +37,8 @@ from bulltask.transport.results import Results
 from bulltask.transport.scripts.move import (
     FetchOptions,
     collect_batch,
-    move_from_active_to_wait,
     move_to_active,
+    release_unstarted,
     start_or_throttle,
 )
 from bulltask.transport.scripts.queue import scan_queues
@@ -301,7 +301,7 @@ class _Run:
                 if job.name == first.job.name:
                     batch.append(AcquiredJob(slot, first.queue_index, first.keys, job, 0))
                 else:  # a delayed job of another task is due
-                    self._client.run(move_from_active_to_wait(first.keys, job.id, slot.token))
+                    self._client.run(release_unstarted(first.keys, job.id, slot.token))
         self._attempts += len(batch) - 1
         return batch
 
@@ -349,7 +349,7 @@ class _Run:
                 is_registered = job.malformed or self._app.tasks.get(job.name) is not None
                 if is_registered or self._app._config.incompatible_timeout_ms == 0:
                     return AcquiredJob(self._runner.slots[0], index, keys, job, 0)
-                self._client.run(move_from_active_to_wait(keys, job.id, options.token))
+                self._client.run(release_unstarted(keys, job.id, options.token))
                 self.unregistered[keys.queue] = job.name
                 continue
             due += [fetched.due_ms] if fetched.due_ms else []

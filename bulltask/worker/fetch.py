@@ -593,7 +593,7 @@ class JobFetcher:
             self.fail_malformed(index, slot, fetched)
         elif isinstance(fetched, FetchedJob):
             try:
-                self.client.run(move_from_active_to_wait(self.round_robin.queues[index], fetched.job_id, slot.token))
+                self.client.run(release_unstarted(self.round_robin.queues[index], fetched.job_id, slot.token))
             except BrokerError as exc:
                 self.record_failed_release(exc, slot, index)
 

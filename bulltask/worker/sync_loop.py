@@ -13,7 +13,7 @@ from typing import Final
 from bulltask.jobs.clock import ServerClock, mono_ms, mono_s
 from bulltask.jobs.errors import BrokerError, JobError
 from bulltask.transport.call import Fetched, NoJob
-from bulltask.transport.scripts.move import move_from_active_to_wait
+from bulltask.transport.scripts.move import release_unstarted
 from bulltask.worker.async_loop import AsyncLoop, NextJobs
 from bulltask.worker.attempt import THROTTLED, Attempt, AttemptRunner, BatchRunner, JobStarter
 from bulltask.worker.fetch import JobFetcher
@@ -131,7 +131,7 @@ class BatchCollector:
     def _release(self, acquired: AcquiredJob) -> None:
         try:
             with suppress(JobError):
-                self._fetcher.client.run(move_from_active_to_wait(acquired.keys, acquired.job.id, acquired.slot.token))
+                self._fetcher.client.run(release_unstarted(acquired.keys, acquired.job.id, acquired.slot.token))
         except BrokerError as exc:
             self._fetcher.record_failed_release(exc, acquired.slot, acquired.queue_index)
         self._give_back(acquired.slot)

@@ -10,6 +10,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.timeout(120)
 
 
 def test_node_shows_and_runs_jobs_that_a_bulltask_worker_has_throttled(mail: InteropQueue) -> None:
+    mail.listen()
     worker = mail.worker()
     first, *throttled = [mail.send("one_an_hour", value=number) for number in range(4)]
     assert first.get(timeout=60) == 0
@@ -25,6 +26,13 @@ def test_node_shows_and_runs_jobs_that_a_bulltask_worker_has_throttled(mail: Int
         mail.node.call("job.call", queue=mail.name, job=job.id, method="promote", args=[])
     handle = mail.node_worker("echo", {})
     assert [mail.node_result(job.id) for job in throttled[:2]] == [{"value": 1}, {"value": 2}]
+    # Node's QueueEvents emits bulltask's own event, and reads on.
+    mail.wait_for_event("completed", throttled[1].id)
+    events = [(event["event"], event["args"].get("jobId")) for event in mail.node.events()]
+    assert events.count(("released", throttled[0].id)) == 1
+    names = [name for name, job_id in events if job_id == throttled[0].id]
+    assert names[: names.index("delayed") + 1] == ["added", "waiting", "active", "released", "delayed"]
+    assert mail.node.events("events.error") == []
     mail.node.call("worker.close", worker=handle)
 
     # The jobs that Node.js has run leave the list of throttled jobs; the other one becomes due at the next start.

@@ -147,6 +147,7 @@ ROWS: list[tuple[str, dict[str, str], type[QueueEvent], dict[str, Any]]] = [
     ("waiting-children", {"jobId": "7"}, types.WaitingChildren, {"job_id": "7", "prev": None}),
     ("waiting-children", {"jobId": "7", "prev": "active"}, types.WaitingChildren, {"job_id": "7", "prev": "active"}),
     ("stalled", {"jobId": "7"}, types.Stalled, {"job_id": "7"}),
+    ("released", {"jobId": "7"}, types.Released, {"job_id": "7"}),
     ("delayed", {"jobId": "7", "delay": "1795216652158"}, types.Delayed, {"job_id": "7", "due_ms": 1795216652158}),
     ("delayed", {"jobId": "7", "delay": "1.795216652158e+12"}, types.Delayed, {"job_id": "7", "due_ms": 1795216652158}),
     (
@@ -195,9 +196,9 @@ def test_each_event_of_bullmq_has_its_class(
         assert events.next(5) == kind(entry_id, "mail", **attributes)
 
 
-def test_every_event_that_bullmqs_scripts_write_has_a_class() -> None:
+def test_every_event_that_scripts_of_bullmq_and_bulltask_write_has_a_class() -> None:
     rows = "added waiting active completed failed retries-exhausted waiting-children stalled delayed progress removed"
-    more = "duplicated deduplicated debounced cleaned drained paused resumed custom events-lost"
+    more = "duplicated deduplicated debounced cleaned drained paused resumed released custom events-lost"
     assert set(KINDS) == {*rows.split(), *more.split()}
     assert {name: kind.event for name, kind in KINDS.items()} == {name: name for name in KINDS}
 

@@ -13,7 +13,8 @@ from tests.support.lake import at
 __all__ = ["queue_minute", "task_minute"]
 
 _COUNTS = (
-    "added started completed failed requeued stalled waiting_children finished removed busy_ms wasted_ms events_lost"
+    "added started completed failed requeued stalled waiting_children released finished removed busy_ms wasted_ms"
+    " events_lost"
 ).split()
 
 

@@ -22,7 +22,7 @@ Row = dict[str, Any]
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
 COUNTER_OF_OUTCOME = {
     "completed": "completed", "failed": "failed", "requeued": "requeued", "stalled": "stalled",
-    "waiting-children": "waiting_children",
+    "waiting-children": "waiting_children", "released": "released",
 }  # fmt: skip
 
 
@@ -276,7 +276,10 @@ class Oracle:
         cost = None if price is None else busy * price / 3_600_000
         return {
             "queue": queue, "name": name, "dt": dt, "jobs": jobs,
-            "attempts": sum(row["ended_at"] is not None and day_of(row["ended_at"]) == dt for row in attempts),
+            "attempts": sum(
+                row["ended_at"] is not None and day_of(row["ended_at"]) == dt and row["outcome"] != "released"
+                for row in attempts
+            ),
             "busy_s": busy / 1000, "wasted_s": wasted / 1000, "cost": round_money(cost),
             "cost_per_job": round_money(cost / jobs if cost is not None and jobs else None),
             "complete": self._is_complete(queue, dt),
@@ -302,7 +305,7 @@ TASKS: Mapping[str, Sequence[str | None]] = {
     "{images}": ("resize", "send"),
     "007": ("job",),
 }
-OUTCOMES = ("completed", "failed", "requeued", "stalled", "waiting-children", "open")
+OUTCOMES = ("completed", "failed", "requeued", "stalled", "waiting-children", "released", "open")
 
 
 def random_history(seed: int, jobs: int, since: datetime, until: datetime) -> History:
@@ -343,14 +346,15 @@ def _attempt(rng: random.Random, now: datetime, attempt: int) -> Row:
     outcome = rng.choice(OUTCOMES) if rng.random() < 0.5 else "completed"
     started = now + timedelta(milliseconds=min(wait or 0, 3_600_000))
     ended = None if outcome == "open" else started + timedelta(milliseconds=run)
-    start_lost = ended is not None and rng.random() < 0.05  # the start of the attempt was lost in a gap
+    # The start of the attempt was lost in a gap, or there was none.
+    start_lost = ended is not None and (rng.random() < 0.05 or outcome == "released")
     if start_lost:
         wait = None
     length = None if start_lost or ended is None else run
     reason = rng.choice(("timeout after 3 s", "no such 'user_7'", None)) if outcome == "failed" else None
     key = None if reason is None else "".join("#" if char.isdigit() else char for char in reason)
     return {
-        "attempt": attempt, "outcome": outcome, "started_at": None if start_lost else started,
-        "ended_at": ended, "wait_ms": wait, "run_ms": length, "failed_reason": reason, "error_fingerprint": key,
-        "as_of": ended or started,
+        "attempt": -attempt if outcome == "released" else attempt, "outcome": outcome,
+        "started_at": None if start_lost else started, "ended_at": ended, "wait_ms": wait, "run_ms": length,
+        "failed_reason": reason, "error_fingerprint": key, "as_of": ended or started,
     }  # fmt: skip

@@ -87,10 +87,23 @@ class HistoryWriter:
         yield
         self.write(job_id, "waiting", prev="failed")
 
-    def release(self, job_id: str) -> Iterator[None]:
-        """Move the job to wait: a retry without delay, a rate limit, or a release by the task or a stopping worker."""
+    def requeue(self, job_id: str) -> Iterator[None]:
+        """Move the job to wait: a retry without delay, or a release after its start."""
         self.write(job_id, "waiting", prev="active")
         yield
+
+    def release(self, job_id: str) -> Iterator[None]:
+        """Release the job before its start."""
+        self.write(job_id, "released")
+        self.write(job_id, "waiting", same_script=True, prev="active")
+        yield
+
+    def throttle(self, job_id: str) -> Iterator[None]:
+        """Release the job before its start, because of its task's rate limit."""
+        self.write(job_id, "released")
+        self.write(job_id, "delayed", same_script=True)
+        yield
+        self.write(job_id, "waiting", prev="delayed")
 
     def delay(self, job_id: str) -> Iterator[None]:
         """Delay the job: a retry with a delay, or a reschedule by the task."""
@@ -114,7 +127,9 @@ class HistoryWriter:
 FINISHING = [HistoryWriter.complete, HistoryWriter.fail]
 OUTCOMES = [
     *FINISHING,
+    HistoryWriter.requeue,
     HistoryWriter.release,
+    HistoryWriter.throttle,
     HistoryWriter.delay,
     HistoryWriter.stall,
     HistoryWriter.wait_for_children,

@@ -13,7 +13,7 @@ from bulltask.spark.lifecycle import STATE_AFTER
 
 __all__ = ["AttemptRow", "JobRow", "JobState", "LifecycleEvent", "Outcome", "lifecycle"]
 
-Outcome = Literal["completed", "failed", "requeued", "stalled", "waiting-children", "open"]
+Outcome = Literal["completed", "failed", "requeued", "stalled", "released", "waiting-children", "open"]
 JobState = Literal["waiting", "active", "delayed", "waiting-children", "completed", "failed", "removed", "unknown"]
 
 #: The outcome of an open attempt that one of these events ends.
@@ -23,6 +23,7 @@ _ENDS: dict[str, Outcome] = {
     "delayed": "requeued",
     "waiting": "requeued",
     "stalled": "stalled",
+    "released": "released",
     "waiting-children": "waiting-children",
 }
 
@@ -60,13 +61,14 @@ class AttemptRow:
         job_id: The id of the job.
         incarnation: The id of the added event; ``None`` if that event is missing. A job id can have several
             incarnations.
-        attempt: Its number, from 1.
+        attempt: Its number, from 1; for a release, which is no attempt, its number below 0, from -1.
         name: The task's name; ``None`` if the added event is missing.
         queued_ms: When the job began to wait; ``None`` if unknown, like the next two.
-        started_ms: When a worker acquired it.
+        started_ms: When a worker acquired it; ``None`` for a release, which has no start.
         ended_ms: When it ended.
-        outcome: ``requeued``: the job runs again, because the attempt failed, was released, throttled or rescheduled,
-            or its child crashed, which events do not distinguish; ``open``: the outcome is unknown.
+        outcome: ``requeued``: the job runs again, because the attempt failed, was released after its start or
+            rescheduled, or its child crashed, which events do not distinguish; ``released``: it was released before;
+            ``open``: the outcome is unknown.
         failed_reason: The reason for the final failure. Events do not contain the reason for a requeued attempt.
         as_of_us: `LifecycleEvent.as_of_us` of the event that decided the outcome, or of the last event.
     """
@@ -133,6 +135,16 @@ class JobRow:
         return min((attempt.started_ms for attempt in self.attempts if attempt.started_ms is not None), default=None)
 
     @property
+    def attempt_count(self) -> int:
+        """The number of attempts, without releases: BullMQ's ``ats``."""
+        return len(self.attempts) - self.releases
+
+    @property
+    def releases(self) -> int:
+        """The number of releases."""
+        return sum(attempt.outcome == "released" for attempt in self.attempts)
+
+    @property
     def stalls(self) -> int:
         """The number of stalled attempts: BullMQ's ``stc``."""
         return sum(attempt.outcome == "stalled" for attempt in self.attempts)
@@ -196,6 +208,7 @@ class _Fold:
         self._open: AttemptRow | None = None
         self._undecided: AttemptRow | None = None
         self._queued_ms: int | None = None
+        self._queued_before_ms: int | None = None
         self._last: LifecycleEvent | None = None
 
     def apply(self, event: LifecycleEvent) -> None:
@@ -213,7 +226,8 @@ class _Fold:
         elif event.event == "active":
             self._begin(event, event.event_ms)
         elif event.event == "stalled" and self._follows_release():
-            self.job.attempts[-1].outcome = "stalled"
+            if self.job.attempts[-1].outcome != "released":
+                self.job.attempts[-1].outcome = "stalled"
         else:
             self._end(event)
         self._queue_up(event)
@@ -222,7 +236,7 @@ class _Fold:
 
     def _begin(self, event: LifecycleEvent, started_ms: int | None) -> None:
         job = self.job
-        number = len(job.attempts) + 1
+        number = job.attempt_count + 1
         queued_ms = self._queued_ms if started_ms is not None else None
         self._open = AttemptRow(job.queue, job.job_id, job.incarnation, number, job.name, queued_ms, started_ms)
         self._open.as_of_us = event.as_of_us
@@ -238,25 +252,31 @@ class _Fold:
             self._open.ended_ms = event.event_ms
             self._open.outcome = _ENDS[event.event]
             self._open.failed_reason = plain_reason(event.failed_reason) if event.event == "failed" else None
+            if event.event == "released":
+                self._open.attempt, self._open.started_ms = -self.job.releases, None
         self._open = None
 
     def _ends_unknown_attempt(self, event: LifecycleEvent) -> bool:
         """Return whether an attempt with an unknown start ended with this event."""
         if event.event == "waiting":
-            # After `stalled`, this event only repeats the state.
-            return event.prev == "active" and (self._last is None or self._last.event != "stalled")
+            # After `stalled` and `released`, this event only repeats the state.
+            return event.prev == "active" and (self._last is None or self._last.event not in {"stalled", "released"})
         if event.event == "waiting-children":
             return event.prev == "active"
-        return event.event in {"completed", "failed", "stalled"}
+        return event.event in {"completed", "failed", "stalled", "released"}
 
     def _follows_release(self) -> bool:
         return self._last is not None and _is_release(self._last)
 
     def _queue_up(self, event: LifecycleEvent) -> None:
-        if event.event == "waiting":
-            self._queued_ms = event.event_ms
-        elif event.event != "stalled":  # `stalled` does not change when the job began to wait
-            self._queued_ms = None
+        last = None if self._last is None else self._last.event
+        # `stalled` and a release do not change when the job began to wait.
+        if event.event == "released":
+            self._queued_ms = self._queued_before_ms if last == "active" else self._queued_ms
+        elif event.event == "waiting":
+            self._queued_ms = self._queued_ms if last == "released" else event.event_ms
+        elif event.event != "stalled":
+            self._queued_before_ms, self._queued_ms = self._queued_ms, None
 
     def _update_job(self, event: LifecycleEvent) -> None:
         job = self.job

@@ -70,7 +70,7 @@ def job_row(job: JobRow) -> Row:
     """Return the queue and the columns of ``silver.jobs``."""
     return (
         job.queue, job.job_id, job.incarnation, job.name, at(job.created_ms), at(job.first_started_ms),
-        at(job.finished_ms), job.state, len(job.attempts), job.stalls, job.wait_ms, job.run_ms, job.total_ms,
+        at(job.finished_ms), job.state, job.attempt_count, job.stalls, job.wait_ms, job.run_ms, job.total_ms,
         job.failed_reason, job.error_fingerprint, None, None, "events", job.as_of_us,
     )  # fmt: skip
 

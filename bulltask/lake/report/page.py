@@ -429,8 +429,9 @@ def notes(report: Report) -> list[str]:
         "Wait is the time from when a job is due until an attempt starts; run is the time from its start to its end.",
         "Finished jobs are completed or failed. Events do not contain failure reasons for requeued attempts,"
         " so only the last failure reason of a job is shown.",
-        "After a requeued attempt, its job runs again: the attempt failed, was released (a shutdown, a rate limit)"
-        " or rescheduled by its task, or its child crashed. Events do not distinguish these cases.",
+        "After a requeued attempt, its job runs again: the attempt failed, was released after its start (a shutdown) or"
+        " rescheduled by its task, or its child crashed. Events do not distinguish these cases. A release before the"
+        " start (a shutdown, a rate limit) is no attempt.",
         "Wasted time is the run time of attempts that failed, stalled or were requeued. For a task that reschedules"
         " itself, for example to poll, it includes the task's normal work.",
         "Backlog is the number of jobs added minus the number of jobs finished or removed since the start of the"

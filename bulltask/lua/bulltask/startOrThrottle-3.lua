@@ -29,7 +29,7 @@
   ARGV[7]  job id
   ARGV[8]  token of its lock
   returns  0 if the job may start; the milliseconds until it is due if it is throttled; or moveToDelayed's error code
-  event    delayed for each job that is throttled or becomes due earlier
+  event    delayed for each job that is throttled or becomes due earlier; before, released for the acquired job
 ]]
 local call = redis.call
 local start_key, list, wait, delay_keys = KEYS[1], KEYS[2], KEYS[3], { unpack(KEYS, 4) }
@@ -130,6 +130,9 @@ local place = was_throttled or string.format("%.0f", throttle(id, call("HGET", j
 local base = math.max(now, next_start)
 local due = math.ceil(base + call("ZRANK", list, id) * interval)
 local delay_ms = string.format("%.0f", due - now)
+if call("LPOS", delay_keys[2], id) then
+  call("XADD", events, "*", "event", "released", "jobId", id)
+end
 local code = delay(delay_keys, { prefix, ARGV[6], id, token, delay_ms, "1", "" })
 if code ~= 0 then
   call("ZREM", list, id)

@@ -130,7 +130,7 @@ def run_jobs(harness: WorkerHarness) -> dict[str, AsyncResult[Any]]:
 
 
 def outcomes(job: JobRow) -> list[str]:
-    return [attempt.outcome for attempt in job.attempts]
+    return [attempt.outcome for attempt in job.attempts if attempt.outcome != "released"]
 
 
 EXPECTED = {
@@ -149,7 +149,7 @@ EXPECTED = {
     "waited for children": ["waiting-children", "completed"],
     "parent of a flow": ["completed"],
 }
-# In events a released job looks like a retry, but BullMQ counts no attempt for it.
+# In events, a job that is given back after its start looks like a retry, but BullMQ counts no attempt for it.
 RELEASES = {"moved to delayed": 1, "moved to wait": 2, "rate limited": 1}
 
 
@@ -163,14 +163,14 @@ def test_the_lifecycle_from_events_matches_the_hashes_of_real_jobs(harness: Work
     for job_id, row in rows.items():
         reply: Any = harness.redis.hgetall(harness.keys.job(job_id))
         assert_matches_hash(reply, row, RELEASES.get(names.get(job_id, ""), 0))
-    harness.report(jobs=len(rows), attempts=sum(len(row.attempts) for row in rows.values()))
+    harness.report(jobs=len(rows), attempts=sum(row.attempt_count for row in rows.values()))
 
 
 def assert_matches_hash(job: dict[str, str], row: JobRow, releases: int) -> None:
     ended = outcomes(row)
     last = row.attempts[-1]
     assert row.name == job["name"]
-    assert len(ended) == int(job["ats"])
+    assert len(ended) == row.attempt_count == int(job["ats"])
     assert sum(ended.count(outcome) for outcome in ("completed", "failed", "requeued")) - releases == int(job["atm"])
     assert row.stalls == int(job.get("stc", 0))
     assert row.state == ("completed" if "returnvalue" in job else "failed")
@@ -184,4 +184,5 @@ def assert_matches_hash(job: dict[str, str], row: JobRow, releases: int) -> None
     ):
         assert from_events is not None
         assert abs(from_events - int(job[field])) <= CLOCK_DIFFERENCE_MS, field
-    assert all(attempt.wait_ms is not None and attempt.run_ms is not None for attempt in row.attempts)
+    started = [attempt for attempt in row.attempts if attempt.outcome != "released"]
+    assert all(attempt.wait_ms is not None and attempt.run_ms is not None for attempt in started)

@@ -50,6 +50,7 @@ def test_a_completed_job_has_an_attempt_with_its_wait_and_run_times() -> None:
         (["delayed", "waiting<delayed", "active"], ["requeued", "open"]),
         (["waiting<active", "active"], ["requeued", "open"]),
         (["waiting<active", "stalled", "active"], ["stalled", "open"]),
+        (["waiting<active", "active", "delayed", "waiting<delayed", "active"], ["requeued", "requeued", "open"]),
         (["waiting-children<active", "waiting<waiting-children", "active"], ["waiting-children", "open"]),
         (["failed<active", "retries-exhausted", "waiting<failed", "active"], ["failed", "open"]),
         (["progress", "duplicated"], ["open"]),
@@ -67,6 +68,22 @@ def test_each_way_in_which_an_attempt_ends_has_its_outcome(steps: list[str], out
 def test_a_stalled_attempt_ends_when_its_job_waits_again() -> None:
     job = derive("added", "waiting", "active", "waiting<active", "stalled", "active")
     assert attempts(job) == [(1, 10, 20, 30, "stalled"), (2, 30, 50, None, "open")]
+
+
+def test_a_release_is_no_attempt_and_the_job_has_waited_since_before_it() -> None:
+    released = ["active", "released", "waiting<active"]
+    job = derive("added", "waiting", *released, *released, "active", "waiting<active", *released[1:], "active")
+    assert attempts(job) == [
+        (-1, 10, None, 30, "released"), (-2, 10, None, 60, "released"), (1, 10, 80, 90, "requeued"),
+        (-3, None, None, 100, "released"), (2, 90, 120, None, "open"),
+    ]  # fmt: skip
+    assert (job.attempt_count, job.releases, job.wait_ms, job.run_ms, job.first_started_ms) == (2, 3, 100, 10, 80)
+
+
+def test_a_throttled_job_is_released_and_its_delay_is_no_wait_time() -> None:
+    job = derive("added", "waiting", "active", "released", "delayed", "waiting<delayed", "active", "completed")
+    assert attempts(job) == [(-1, 10, None, 30, "released"), (1, 50, 60, 70, "completed")]
+    assert (job.attempt_count, job.wait_ms, job.run_ms) == (1, 10, 10)
 
 
 def test_a_delay_is_not_counted_as_wait_time() -> None:
@@ -131,16 +148,20 @@ def test_in_complete_histories_only_running_attempts_are_open(seed: int) -> None
     rows = lifecycle(events)
     seen = Counter(event.event for event in events)
     attempt_rows = [attempt for job in rows for attempt in job.attempts]
-    assert len(attempt_rows) == seen["active"], "each active is one attempt"
+    assert len(attempt_rows) == seen["active"], "each active is one attempt or release"
+    assert sum(job.releases for job in rows) == seen["released"]
     assert len(rows) == seen["added"]
     assert sum(job.stalls for job in rows) == seen["stalled"]
     assert [attempt.outcome for attempt in attempt_rows].count("failed") == seen["failed"]
     assert [attempt.outcome for attempt in attempt_rows].count("completed") == seen["completed"]
     for job in rows:
-        assert [attempt.attempt for attempt in job.attempts] == list(range(1, len(job.attempts) + 1))
+        started = [attempt for attempt in job.attempts if attempt.outcome != "released"]
+        assert [attempt.attempt for attempt in started] == list(range(1, job.attempt_count + 1))
+        numbers = sorted(attempt.attempt for attempt in job.attempts)
+        assert numbers == [*range(-job.releases, 0), *range(1, job.attempt_count + 1)]
         assert all(attempt.outcome != "open" for attempt in job.attempts[:-1])
-        assert all(attempt.wait_ms is not None and attempt.wait_ms >= 0 for attempt in job.attempts)
-        assert all((attempt.run_ms is None) == (attempt.outcome == "open") for attempt in job.attempts)
+        assert all(attempt.wait_ms is not None and attempt.wait_ms >= 0 for attempt in started)
+        assert all((attempt.run_ms is None) == (attempt.outcome == "open") for attempt in started)
 
 
 @given(st.integers(0, 10_000))
@@ -155,7 +176,8 @@ def test_a_history_with_gaps_has_no_invented_times_or_outcomes(seed: int) -> Non
     assert derived - {None} <= times
     assert [attempt.outcome for attempt in attempt_rows].count("failed") == ends["failed"]
     assert [attempt.outcome for attempt in attempt_rows].count("completed") == ends["completed"]
-    assert len([attempt for attempt in attempt_rows if attempt.started_ms is not None]) == ends["active"]
+    started = len([attempt for attempt in attempt_rows if attempt.started_ms is not None])
+    assert started <= ends["active"] <= started + ends["released"]
 
 
 @given(st.integers(0, 10_000))
