@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
+from bulltask.lake.formatting import pluralize
 from bulltask.lake.storage import BatchRecord
 from bulltask.transport.streams import DEFAULT_LENGTH, RetentionNeed, StreamRetention, recommended_length
 
@@ -15,6 +16,7 @@ __all__ = [
     "PipelineStatus",
     "QueueStatus",
     "SkippedQueue",
+    "describe_losses",
     "retention_examples",
     "status_of",
 ]
@@ -95,11 +97,12 @@ class QueueStatus:
     Attributes:
         queue: The queue, without BullMQ's braces.
         last_id: Id of the last event in the lake; ``None`` if the lake has no events from the queue.
-        lost: The number of events ever lost.
+        lost: The number of events ever lost, as far as it is known.
         lag_events, lag_s: How far the lake is behind; ``None`` if Redis was not read.
         stream_length, stream_limit: The number of events in the stream, and its maximum.
         headroom_s: Seconds until the stream trims unread events, at the highest observed rate; ``None`` if unknown, 0
             if it already trims them.
+        gaps: The number of gaps; how many events were lost in one of them may be unknown.
     """
 
     queue: str
@@ -110,6 +113,7 @@ class QueueStatus:
     stream_length: int | None = None
     stream_limit: int | None = None
     headroom_s: float | None = None
+    gaps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +128,11 @@ class PipelineStatus:
         batch_s: The duration of the last batch in seconds.
         events: The number of events that the last batch read.
         open_job_events: The number of events of open jobs that are kept for the next batch.
-        lost: The number of events ever lost.
+        lost: The number of events ever lost, as far as it is known.
         queues: The queues, by name.
         redis_error: Why Redis could not be read; ``None`` if there was no error.
         skipped: The skipped queues.
+        gaps: As in `QueueStatus`, of all queues.
     """
 
     root: str
@@ -141,6 +146,13 @@ class PipelineStatus:
     queues: Sequence[QueueStatus]
     redis_error: str | None = None
     skipped: Sequence[SkippedQueue] = ()
+    gaps: int = 0
+
+
+def describe_losses(lost: int, gaps: int) -> str:
+    """Return ``12 events lost in 2 gaps``, for the lost events whose number is known and the number of gaps."""
+    number = f"{pluralize(lost, 'event')} lost" if lost else "an unknown number of events lost"
+    return f"{number} in {pluralize(gaps, 'gap')}" if gaps else f"{pluralize(lost, 'event')} lost"
 
 
 def status_of(
@@ -154,7 +166,7 @@ def status_of(
 ) -> PipelineStatus:
     """Combine data from the ledger and from Redis; ``lags`` has queue names without the hash tag."""
     last = head or BatchRecord("", number=0)
-    names = sorted({*last.last_ids, *last.lost, *lags})
+    names = sorted({*last.last_ids, *last.lost, *last.gaps, *lags})
     return PipelineStatus(
         root=root,
         writer_pid=writer_pid,
@@ -167,11 +179,12 @@ def status_of(
         queues=[_queue(name, last, lags.get(name)) for name in names],
         redis_error=redis_error,
         skipped=skipped,
+        gaps=sum(last.gaps.values()),
     )
 
 
 def _queue(name: str, last: BatchRecord, lag: Lag | None) -> QueueStatus:
-    status = QueueStatus(name, last.last_ids.get(name), last.lost.get(name, 0))
+    status = QueueStatus(name, last.last_ids.get(name), last.lost.get(name, 0), gaps=last.gaps.get(name, 0))
     if lag is None:
         return status
     stream = lag.stream

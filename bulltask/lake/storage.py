@@ -565,7 +565,8 @@ class BatchRecord:
         newest_event_ms: Time of the newest event ever read; 0 before the first.
         queues: The result for each queue, by name without the hash tag.
         last_ids: Id of the last event ever read from each queue.
-        lost: The number of events ever lost in each queue.
+        lost: The number of events ever lost in each queue, as far as it is known.
+        gaps: The number of rows ever added to ``bronze.gaps`` for each queue.
         attempts: The number of rows added to ``silver.attempts``.
         jobs: The number of rows added to ``silver.jobs``.
         open_jobs_ingest_id: The ``ingest_id`` of the batch that wrote the events of the jobs that are open after this
@@ -584,6 +585,7 @@ class BatchRecord:
     queues: Mapping[str, QueueRecord] = field(default_factory=dict)
     last_ids: Mapping[str, str] = field(default_factory=dict)
     lost: Mapping[str, int] = field(default_factory=dict)
+    gaps: Mapping[str, int] = field(default_factory=dict)
     attempts: int = 0
     jobs: int = 0
     open_jobs_ingest_id: str | None = None
@@ -601,8 +603,9 @@ class BatchRecord:
                 f"version {_VERSION}: the lake was written by another version of bulltask; use that "
                 "version or a newer one"
             )
-        fields = {name: stored[name] for name in cls.__dataclass_fields__ if name != "queries"}
-        fields["queries"] = stored.get("queries", {})  # missing in old records
+        added_later = ("gaps", "queries")  # missing in old records
+        fields = {name: stored[name] for name in cls.__dataclass_fields__ if name not in added_later}
+        fields |= {name: stored.get(name, {}) for name in added_later}
         fields["queues"] = {queue: QueueRecord(**record) for queue, record in fields["queues"].items()}
         return cls(**fields)
 

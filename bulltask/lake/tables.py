@@ -190,7 +190,7 @@ ATTEMPTS: Final = Table(
     _columns("""
         job_id text id of the job
         incarnation text id of the added event; null if that is missing
-        attempt int number of the attempt, from 1, as BullMQ counts starts; of a release, from -1 down
+        attempt int number of the attempt, from 1; of a release, from -1 down
         name text name of the task; null without the added event
         queued_at time when the job began to wait; null if unknown
         started_at time when a worker acquired the job; null if unknown, and for a release

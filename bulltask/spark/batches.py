@@ -403,6 +403,7 @@ class _BatchRun:
         head = self._head
         query, number = batch_of(self._ingest_id)
         lost = {queue: head.lost.get(queue, 0) + record.lost for queue, record in read.queues.items() if record.lost}
+        gaps = {queue: head.gaps.get(queue, 0) + record.gaps for queue, record in read.queues.items() if record.gaps}
         return BatchRecord(
             self._ingest_id,
             previous=head.ingest_id or None,
@@ -412,6 +413,7 @@ class _BatchRun:
             queues=read.queues,
             last_ids={**head.last_ids, **{queue: record.last for queue, record in read.queues.items() if record.last}},
             lost={**head.lost, **lost},
+            gaps={**head.gaps, **gaps},
             attempts=counts.get(ATTEMPTS, 0),
             jobs=counts.get(JOBS, 0),
             open_jobs_ingest_id=self._open_jobs_ingest_id,

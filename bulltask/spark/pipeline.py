@@ -285,7 +285,7 @@ class Pipeline:
             "maxEventsPerTrigger": str(options.get("max_events_per_trigger", 200_000)),
             "alignQueues": str(options.get("align", True)).lower(),
             "failOnDataLoss": str(self._on_loss == "fail").lower(),
-            "gapRows": str(self._on_loss == "gap").lower(),
+            "gapRows": "true",  # also if losses fail the query: those before its start do not
             "startingOffsets": self._starting_offsets(),
         }
 

@@ -55,6 +55,9 @@ def _queue_metrics(status: PipelineStatus) -> Iterator[Metric]:
     lost = CounterMetricFamily(
         "bulltask_pipeline_events_lost_total", "Events that were lost before they were read", labels=("queue",)
     )
+    gaps = CounterMetricFamily(
+        "bulltask_pipeline_gaps_total", "Gaps, some with an unknown number of lost events", labels=("queue",)
+    )
     gauges = {
         "lag_events": _gauge("lag_events", "Events in Redis that are not in the lake"),
         "lag_s": _gauge("lag_seconds", "Time between the lake's last event and the last event in Redis"),
@@ -64,10 +67,12 @@ def _queue_metrics(status: PipelineStatus) -> Iterator[Metric]:
     }
     for queue in status.queues:
         lost.add_metric((queue.queue,), queue.lost)
+        gaps.add_metric((queue.queue,), queue.gaps)
         for name, gauge in gauges.items():
             if (value := getattr(queue, name)) is not None:
                 gauge.add_metric((queue.queue,), value)
     yield lost
+    yield gaps
     yield from gauges.values()
 
 

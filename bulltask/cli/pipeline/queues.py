@@ -38,7 +38,7 @@ from bulltask.cli.terminal import as_table, echo, in_one_line
 from bulltask.config.parsers import parse_names
 from bulltask.jobs.errors import BulltaskError, LakeError
 from bulltask.lake.formatting import pluralize
-from bulltask.lake.status import retention_examples
+from bulltask.lake.status import describe_losses, retention_examples
 from bulltask.lake.storage import Layout
 from bulltask.transport.streams import RetentionNeed, StreamRetention
 
@@ -125,7 +125,7 @@ def run_command(
     # After the session has been opened, as Spark installs its own handler for INT.
     with _stop_signals() as stop:
         ledger = Ledger(Layout(lake))
-        before = _lost(ledger.head())
+        before = ledger.head()
         pipeline = _pipeline(spark, lake, source, on_loss, options)
         progress = _Progress(ledger)
         query = pipeline.run(available_now=once)
@@ -134,7 +134,7 @@ def run_command(
             progress.print_new()
         _end(query, stop)
         progress.print_new()
-    ctx.exit(_exit_code(query, _lost(ledger.head()) - before))
+    ctx.exit(_exit_code(query, before, ledger.head()))
 
 
 def _pipeline(spark: Any, lake: Path, source: QueueSource, on_loss: Any, options: Mapping[str, Any]) -> Any:
@@ -187,10 +187,12 @@ class _Progress:
 
 
 def _batch_line(head: BatchRecord) -> str:
-    lost = sum(queue.lost for queue in head.queues.values())
-    events = sum(queue.events for queue in head.queues.values())
+    lost, gaps, events = (
+        sum(getattr(queue, name) for queue in head.queues.values()) for name in ("lost", "gaps", "events")
+    )
     took = sum(head.steps_ms.values()) / 1000
-    return f"batch {head.number:,}: {pluralize(events, 'event')} in {took:.1f} s" + (f", {lost:,} LOST" if lost else "")
+    losses = f", {lost:,} LOST" if lost else ", an unknown number LOST" if gaps else ""
+    return f"batch {head.number:,}: {pluralize(events, 'event')} in {took:.1f} s{losses}"
 
 
 def _end(query: Any, stop: threading.Semaphore) -> None:
@@ -203,16 +205,19 @@ def _end(query: Any, stop: threading.Semaphore) -> None:
     stop_after_batch(query, lambda wait_s: stop.acquire(timeout=wait_s))
 
 
-def _exit_code(query: Any, lost: int) -> int:
-    """Print the query's error, if it has failed, and return the exit code."""
+def _exit_code(query: Any, before: BatchRecord | None, head: BatchRecord | None) -> int:
+    """Print the query's error, if it has failed, or the losses of this run, and return the exit code."""
     failure = query.exception()
     if failure is not None:
         text = str(failure)
         echo(f"Error: {_first_line(text)}", err=True)
         return EXIT_LOST_FAIL if "[BULLTASK_EVENTS_LOST]" in text else 1
-    if lost:
-        click.echo(f"{pluralize(lost, 'event')} lost: 'bulltask pipeline gaps' lists them", err=True)
-    return EXIT_LOST if lost else 0
+    (lost, gaps), (lost_before, gaps_before) = _losses(head), _losses(before)
+    if gaps > gaps_before:
+        losses = describe_losses(lost - lost_before, gaps - gaps_before)
+        click.echo(f"{losses}: 'bulltask pipeline gaps' lists them", err=True)
+        return EXIT_LOST
+    return 0
 
 
 def _first_line(text: str) -> str:
@@ -234,8 +239,9 @@ def _exceptions(text: str) -> list[str]:
     return exceptions
 
 
-def _lost(head: BatchRecord | None) -> int:
-    return 0 if head is None else sum(head.lost.values())
+def _losses(head: BatchRecord | None) -> tuple[int, int]:
+    """Return the number of events ever lost, as far as it is known, and the number of gaps."""
+    return (0, 0) if head is None else (sum(head.lost.values()), sum(head.gaps.values()))
 
 
 _SKIP_REASON_WIDTH: Final = 1_000
@@ -274,7 +280,8 @@ def _status_lines(status: PipelineStatus) -> Iterator[str]:
         yield f"batches       {status.batches:,}, the last at {status.written_at:%Y-%m-%d %H:%M:%S} UTC"
         yield f"last batch    {pluralize(status.events, 'event')} in {status.batch_s:.1f} s"
         yield f"open jobs     {pluralize(status.open_job_events, 'event')} kept for the next batch"
-    yield f"lost events   {status.lost:,}"
+    in_gaps = f" in {pluralize(status.gaps, 'gap')}" if status.gaps else ""
+    yield f"lost events   {f'{status.lost:,}' if status.lost or not status.gaps else 'an unknown number'}{in_gaps}"
     if status.redis_error:
         yield f"Redis         {status.redis_error}"
     if status.queues:
@@ -303,7 +310,7 @@ def _status_row(queue: QueueStatus) -> tuple[str, ...]:
         "-" if queue.lag_s is None else f"{queue.lag_s:,.1f}",
         "-" if queue.stream_limit is None else f"{queue.stream_length:,} of {queue.stream_limit:,}",
         "-" if queue.headroom_s is None else f"{queue.headroom_s:,.0f} s",
-        f"{queue.lost:,}",
+        f"{queue.lost:,}" if queue.lost or not queue.gaps else "unknown",
     )
 
 

@@ -102,6 +102,8 @@ class QueueOffset:
         lost: The number of entries that were trimmed before they were read, in all generations of the stream.
         generation: How many times the stream was replaced.
         seen: The end of the stream when it was queried for this offset; ``None`` if it equals ``id`` or is unknown.
+        missed: The number of entries that were trimmed before the reader began; only in the offset before the first
+            entry.
     """
 
     id: StreamId = BEGINNING
@@ -109,11 +111,16 @@ class QueueOffset:
     lost: int = 0
     generation: int = 0
     seen: StreamEnd | None = None
+    missed: int = 0
 
     @property
     def pending(self) -> int:
         """The number of entries after ``id`` that are known to have existed."""
         return 0 if self.seen is None or self.ordinal is None else max(0, self.seen.ordinal - self.ordinal)
+
+    def trim_reason(self, lost: int) -> LossReason:
+        """Return why the next ``lost`` entries, which were trimmed before a batch was planned, are lost."""
+        return LossReason.TRIMMED_BEFORE_START if 0 < lost <= self.missed else LossReason.TRIMMED
 
 
 START: Final = QueueOffset()
@@ -156,6 +163,7 @@ class StreamState:
 class LossReason(StrEnum):
     """Why entries could not be read."""
 
+    TRIMMED_BEFORE_START = "trimmed-before-start"  # dropped before the reader began with the oldest entry
     TRIMMED = "trimmed"  # dropped by the stream's length limit before they were read
     TRIMMED_DURING_READ = "trimmed-during-read"  # trimmed after planning, before the tasks read them
     STREAM_RECREATED = "stream-recreated"  # the stream was deleted and created again
@@ -199,6 +207,7 @@ class EventGap:
 
 
 _DESCRIPTIONS: Final[Mapping[LossReason, str]] = {
+    LossReason.TRIMMED_BEFORE_START: "trimmed before the first batch",
     LossReason.TRIMMED: "trimmed before they were read",
     LossReason.TRIMMED_DURING_READ: "trimmed between planning and reading",
     LossReason.STREAM_RECREATED: "the stream was deleted and created again",
@@ -272,13 +281,13 @@ def _reconcile_trimmed(queue: str, offset: QueueOffset, state: StreamState) -> t
     if trimmed <= offset.ordinal:
         return offset, None
     lost = trimmed - offset.ordinal
-    adjusted = replace(offset, id=_before_first(state), ordinal=trimmed, lost=offset.lost + lost)
-    return adjusted, EventGap(queue, offset.id, state.first, lost, exact=True, loss_reason=LossReason.TRIMMED)
+    adjusted = replace(offset, id=_before_first(state), ordinal=trimmed, lost=offset.lost + lost, missed=0)
+    return adjusted, EventGap(queue, offset.id, state.first, lost, exact=True, loss_reason=offset.trim_reason(lost))
 
 
 def _reconcile_uncounted(queue: str, offset: QueueOffset, state: StreamState) -> tuple[QueueOffset, EventGap | None]:
     """Reconcile without counts: an entry at or before the offset proves that no later entry was trimmed."""
-    offset = replace(offset, ordinal=None, seen=None)
+    offset = replace(offset, ordinal=None, seen=None, missed=0)
     if offset.id == state.last:
         return replace(offset, ordinal=state.added), None
     if state.first is not None and (offset.id == BEGINNING or state.first <= offset.id):
@@ -292,13 +301,19 @@ def _before_first(state: StreamState) -> StreamId:
 
 
 def first_offset(state: StreamState | None, start: StartAt) -> QueueOffset:
-    """Return the first offset of a queue that is older than the reader; entries trimmed earlier are not lost."""
+    """Return the first offset of a queue that is older than the reader.
+
+    With ``earliest``, entries that were trimmed earlier are lost, but not an error: the reader could not prevent it.
+    """
     if state is None:
         return START
-    if start == "latest" or (isinstance(start, StreamId) and start >= state.last):
+    if start == "latest" or (start != "earliest" and start >= state.last):
         return state.end
-    if start == "earliest" or state.first is None or start < state.first:
-        return QueueOffset(_before_first(state), state.trimmed)
+    if not isinstance(start, StreamId) or start == BEGINNING:
+        # Without counts, it is unknown whether entries were trimmed.
+        return QueueOffset(_before_first(state), None) if state.trimmed is None else QueueOffset(missed=state.trimmed)
+    if state.trimmed == 0 and state.first is not None and start < state.first:
+        return QueueOffset(_before_first(state), 0)
     return QueueOffset(start, None)
 
 
@@ -326,10 +341,14 @@ def _encode_queues(offsets: Offsets) -> dict[str, Any]:
 
 
 def _encode_offset(offset: QueueOffset) -> dict[str, Any]:
-    encoded = {"id": str(offset.id), "ordinal": offset.ordinal, "lost": offset.lost, "generation": offset.generation}
-    if offset.seen is None:
-        return encoded
-    return {**encoded, "seen": {"id": str(offset.seen.id), "ordinal": offset.seen.ordinal}}
+    encoded: dict[str, Any] = {
+        "id": str(offset.id), "ordinal": offset.ordinal, "lost": offset.lost, "generation": offset.generation,
+    }  # fmt: skip
+    if offset.seen is not None:
+        encoded["seen"] = {"id": str(offset.seen.id), "ordinal": offset.seen.ordinal}
+    if offset.missed:
+        encoded["missed"] = offset.missed
+    return encoded
 
 
 def decode_offsets(stored: Mapping[str, Any]) -> dict[str, QueueOffset]:
@@ -367,4 +386,5 @@ def _decode_offset(fields: Mapping[str, Any]) -> QueueOffset:
         int(fields["lost"]),
         int(fields["generation"]),
         None if seen is None else StreamEnd(StreamId.parse(seen["id"]), int(seen["ordinal"])),
+        int(fields.get("missed", 0)),
     )

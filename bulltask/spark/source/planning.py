@@ -139,7 +139,10 @@ def split_range(
     if state is not None and same_stream(end, state):
         # A stream with manually deleted entries has no reliable count: reading detects missing entries.
         removed = 0 if state.trimmed is None else min(end.ordinal, state.trimmed)
-    lost = {LossReason.TRIMMED: planned, LossReason.TRIMMED_DURING_READ: max(0, removed - start.ordinal - planned)}
+    lost = {
+        start.trim_reason(planned): planned,
+        LossReason.TRIMMED_DURING_READ: max(0, removed - start.ordinal - planned),
+    }
     gaps = [
         EventGap(queue, start.id, first, count, exact=True, loss_reason=reason)
         for reason, count in lost.items()
@@ -268,7 +271,7 @@ class QueueProgress:
         if not lost:
             return None
         first = self.state.first if self.state else None
-        return EventGap(self.queue, self.start.id, first, lost, exact=True, loss_reason=LossReason.TRIMMED)
+        return EventGap(self.queue, self.start.id, first, lost, exact=True, loss_reason=self.start.trim_reason(lost))
 
     def advance_to_target(self) -> None:
         """Move to the target offset."""
@@ -351,14 +354,14 @@ class BatchLimits:
         max_entries: The batch limit across all queues; each queue with entries contributes at least one. ``None``: no
             limit.
         align: Whether no queue may pass the earliest time at which another queue was cut off.
-        count_missed: Whether a new queue was created while the query ran, so that its trimmed entries are lost.
-            Otherwise it was only added to the list of queues, and reading begins with its oldest entry.
+        are_created: Whether a new queue was created while the query ran. Otherwise it was only added to the list of
+            queues: that its oldest entries were trimmed is no error.
         target: The latest end: the state of the streams when the query started (``Trigger.AvailableNow``).
     """
 
     max_entries: int | None = None
     align: bool = True
-    count_missed: bool = True
+    are_created: bool = True
     target: Mapping[str, StreamState | None] | None = None
 
 
@@ -377,7 +380,7 @@ def plan_batch(start: Offsets, streams: EventStreams, queues: Sequence[str], lim
             target_offset = _target_offset(queue, state, limits.target)
             all_progress.append(QueueProgress.reading(queue, start[queue], state, target_offset))
         elif limits.target is None or queue in limits.target:
-            first = START if limits.count_missed else first_offset(state, "earliest")
+            first = START if limits.are_created else first_offset(state, "earliest")
             all_progress.append(QueueProgress.discovered(queue, first, state))
     _apply_limit(all_progress, streams, limits.max_entries)
     if limits.align:

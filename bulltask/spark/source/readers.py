@@ -46,6 +46,7 @@ from bulltask.spark.source.connection import (
 from bulltask.spark.source.discovery import QueueDiscovery
 from bulltask.spark.source.offsets import (
     EventGap,
+    LossReason,
     QueueOffset,
     StreamId,
     StreamState,
@@ -465,7 +466,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Plan the next batch; lost events raise ``EventsLostError`` if ``failOnDataLoss`` is on."""
         max_entries = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         # A queue that was just added to a list of names may be old; with *, it was just created.
-        limits = BatchLimits(max_entries, self._options.align, count_missed=self._options.every, target=self._target)
+        limits = BatchLimits(max_entries, self._options.align, are_created=self._options.every, target=self._target)
         start_offsets = decode_offsets(start)
         with Connection(self._options.config, outage_timeout_ms=_OUTAGE_TIMEOUT_MS) as connection:
             selection = self._find(connection)
@@ -576,8 +577,9 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield queue, state, start.get(queue.name), ends[queue.name]
 
     def _fail_for(self, gaps: Sequence[EventGap]) -> None:
-        if gaps and self._options.fail_on_loss:
-            raise EventsLostError("; ".join(gap.message for gap in gaps))
+        messages = [gap.message for gap in gaps if gap.loss_reason is not LossReason.TRIMMED_BEFORE_START]
+        if messages and self._options.fail_on_loss:
+            raise EventsLostError("; ".join(messages))
 
 
 class _RedisStreams:

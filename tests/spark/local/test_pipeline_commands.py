@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -23,6 +24,7 @@ from bulltask.lake.tables import TASK_MINUTE
 from bulltask.queue import Queue
 from bulltask.testing.worker import wait_until
 from bulltask.transport.broker import Broker
+from tests.conftest import ServerFactory
 from tests.support.event_writing import fill
 from tests.support.lake import LakeBuilder, at
 from tests.support.manual_worker import ManualWorker
@@ -113,6 +115,38 @@ def test_a_stopped_run_ends_after_its_batch_and_the_next_run_continues(
     failed = output_of(run("run", "--lake", root, "--once", "--on-loss", "fail", *CONF), 4)
     assert "Error: [BULLTASK_EVENTS_LOST] queue={mail}" in failed
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_server_that_restarts_empty_is_a_gap_in_the_summary_the_status_and_the_exit_code(
+    spark: SparkSession, tmp_path: Path, server_factory: ServerFactory
+) -> None:
+    server, root = server_factory(), str(tmp_path / "lake")
+
+    def run(command: str, *args: str) -> Result:
+        return CliRunner().invoke(main, ["-b", server.url, "pipeline", command, "--lake", root, *args])
+
+    with redis.Redis.from_url(server.url, decode_responses=True) as client:
+        ids = fill(client, 20)
+        client.xtrim("bull:{mail}:events", 4, approximate=False)
+    printed = output_of(run("run", "--once", "--on-loss", "fail", *CONF), 3)
+    assert "16 LOST" in printed
+    assert "16 events lost in 1 gap: 'bulltask pipeline gaps' lists them" in printed
+    assert "lost events   16 in 1 gap" in output_of(run("status"))
+
+    server.restart()
+    assert "lost events   16 in 1 gap" in output_of(run("status")), "no batch has noticed it"
+    printed = output_of(run("run", "--once", *CONF), 3)
+    assert "an unknown number LOST" in printed
+    assert "an unknown number of events lost in 1 gap" in printed
+    assert "lost events   16 in 2 gaps" in output_of(run("status"))
+    gaps = json.loads(output_of(run("gaps", "--json"), 3))
+    assert [(gap["loss_reason"], gap["lost"], gap["exact"], gap["last_id_before"]) for gap in gaps] == [
+        ("trimmed-before-start", 16, True, "0-0"),
+        ("stream-deleted", 0, False, ids[-1]),
+    ]
+    with redis.Redis.from_url(server.url, decode_responses=True) as client:
+        fill(client, 3)
+    assert "3 events" in output_of(run("run", "--once", *CONF)), "the gap is reported once"
 
 
 def test_skipped_queues_do_not_block_other_queues(run: Run, tmp_path: Path, redis_client: redis.Redis) -> None:

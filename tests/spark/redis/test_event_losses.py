@@ -209,6 +209,30 @@ def test_a_trim_before_the_first_batch_is_reported_after_a_restart(broker_url: s
     assert [json.loads(row["extra"])["lost"] for row in rows if row["event"] == "bulltask.gap"] == ["16"]
 
 
+@pytest.mark.parametrize("fails", [True, False])
+def test_events_trimmed_before_the_query_began_are_a_gap_and_never_an_error(
+    broker_url: str, redis_client: redis.Redis, fails: bool
+) -> None:
+    ids = fill(redis_client, 20)
+    trim(redis_client)
+    query = FakeQuery(broker_url, failOnDataLoss=str(fails).lower(), gapRows="true")
+    query.run_until_idle()
+    assert query.events() == ids[16:]
+    gap = {"lost": "16", "exact": "true", "loss_reason": "trimmed-before-start", "first_id_after": ids[16]}
+    assert gap_rows(query) == [("0-0", gap)]
+
+
+def test_events_trimmed_since_the_query_began_are_an_error_in_the_first_batch(
+    broker_url: str, redis_client: redis.Redis
+) -> None:
+    fill(redis_client, 20)
+    redis_client.xtrim(STREAM, 10, approximate=False)
+    query = FakeQuery(broker_url)
+    trim(redis_client)
+    with pytest.raises(EventsLostError, match=r"16 events lost .trimmed before they were read"):
+        query.plan()
+
+
 def test_entries_deleted_between_planning_and_reading_are_counted(broker_url: str, redis_client: redis.Redis) -> None:
     ids = fill(redis_client, 20)
     query = FakeQuery(broker_url, failOnDataLoss="false", gapRows="true")

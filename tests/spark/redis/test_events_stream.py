@@ -154,9 +154,9 @@ def test_losses_of_queues_that_share_a_task_are_told_apart(broker_url: str, redi
         list(query.reader.read(part))
 
 
-@pytest.mark.parametrize(("queues", "lost"), [("*", ["20"]), ("mail,later", [])])
-def test_a_new_queues_losses_count_only_with_queue_discovery(
-    broker_url: str, redis_client: redis.Redis, queues: str, lost: list[str]
+@pytest.mark.parametrize(("queues", "reason"), [("*", "trimmed"), ("mail,later", "trimmed-before-start")])
+def test_a_new_queue_begins_with_a_gap_for_its_trimmed_events(
+    broker_url: str, redis_client: redis.Redis, queues: str, reason: str
 ) -> None:
     fill(redis_client, 3)
     query = FakeQuery(broker_url, queue="mail", failOnDataLoss="false", gapRows="true")
@@ -166,7 +166,7 @@ def test_a_new_queues_losses_count_only_with_queue_discovery(
     query.restart(queue=queues)
     query.run_until_idle()
 
-    assert [gap["lost"] for gap in query.gaps()] == lost
+    assert [(gap["lost"], gap["loss_reason"]) for gap in query.gaps()] == [("20", reason)]
     assert len(query.events("later")) == 10
 
 

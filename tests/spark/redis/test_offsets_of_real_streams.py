@@ -70,15 +70,18 @@ def test_trimmed_entries_are_counted_exactly(
     assert reconcile("mail", emptied, state()) == (emptied, None)
 
 
-def test_a_start_at_the_oldest_entry_reads_all_and_counts_no_loss(
+def test_a_start_at_the_oldest_entry_reads_all_and_counts_the_entries_trimmed_before(
     redis_client: redis.Redis, add: Callable[[int], list[Any]], state: Callable[[], StreamState | None]
 ) -> None:
     assert first_offset(state(), "earliest") == START
     add(10)
     redis_client.xtrim(EVENTS, maxlen=4, approximate=False)
     start = first_offset(state(), "earliest")
-    assert (start.ordinal, start.lost, entries_left(redis_client, start)) == (6, 0, 4)
-    assert reconcile("mail", start, state()) == (start, None)
+    assert (start.missed, entries_left(redis_client, start)) == (6, 4)
+    reconciled, gap = reconcile("mail", start, state())
+    assert gap is not None
+    assert (gap.lost, gap.loss_reason) == (6, LossReason.TRIMMED_BEFORE_START)
+    assert reconcile("mail", reconciled, state()) == (reconciled, None)
 
 
 @pytest.mark.parametrize("entries", [1, 5, 9])

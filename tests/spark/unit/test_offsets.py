@@ -177,12 +177,32 @@ def test_counting_resumes_when_the_reader_has_caught_up() -> None:
 
 def test_a_reader_starts_at_the_oldest_entry_the_end_or_a_given_id() -> None:
     state = stream(60, 90, 4, 9)
-    assert first_offset(state, "earliest") == QueueOffset(StreamId(59, LAST_SEQ), 5)
+    assert first_offset(state, "earliest") == first_offset(state, BEGINNING) == QueueOffset(missed=5)
+    assert first_offset(stream(60, 90, 4, 4), "earliest") == START
     assert first_offset(state, "latest") == QueueOffset(at(90), 9)
     assert first_offset(state, at(70)) == QueueOffset(at(70), None)
-    assert first_offset(state, at(10)) == first_offset(state, "earliest")
     assert first_offset(state, at(10**15)) == first_offset(state, "latest")
     assert first_offset(None, "latest") == first_offset(None, at(5)) == START
+
+
+def test_entries_trimmed_before_the_start_are_a_gap_of_their_own_kind() -> None:
+    start, state = QueueOffset(missed=5), stream(60, 90, 4, 9)
+    reconciled, gap = reconcile("emails", start, state)
+    assert reconciled == QueueOffset(StreamId(59, LAST_SEQ), 5, lost=5)
+    assert gap == EventGap("emails", BEGINNING, at(60), 5, exact=True, loss_reason=LossReason.TRIMMED_BEFORE_START)
+    assert split_range("emails", start, QueueOffset(at(90), 9, lost=5), state)[0] == [gap]
+    later, gap = reconcile("emails", start, stream(80, 90, 2, 9))
+    assert gap is not None
+    assert (gap.lost, gap.loss_reason, later.lost) == (7, LossReason.TRIMMED, 7), "two of them could have been read"
+
+
+def test_a_start_at_an_id_that_was_trimmed_is_a_gap_of_unknown_size() -> None:
+    state = stream(60, 90, 4, 9)
+    _, gap = reconcile("emails", first_offset(state, at(10)), state)
+    assert gap == EventGap("emails", at(10), at(60), 0, exact=False, loss_reason=LossReason.TRIMMED)
+    whole = stream(60, 90, 9, 9)
+    assert reconcile("emails", first_offset(whole, at(10)), whole)[1] is None
+    assert first_offset(whole, at(70)) == QueueOffset(at(70), None)
 
 
 def test_a_gaps_message_names_the_queue_id_count_and_options() -> None:
@@ -204,6 +224,7 @@ positions = st.builds(
     st.integers(0, 99),
     st.none()
     | st.builds(StreamEnd, st.builds(StreamId, st.integers(0, 2**48), st.integers(0, 9)), st.integers(0, 2**53)),
+    st.integers(0, 2**53),
 )
 
 

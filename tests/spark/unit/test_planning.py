@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from bulltask.spark.source.offsets import (
     START,
     EventGap,
+    LossReason,
     QueueOffset,
     StreamId,
     StreamState,
@@ -318,13 +319,14 @@ def test_losses_of_a_queue_created_while_reading_are_counted() -> None:
     assert (reader.read("emails"), reader.lost("emails")) == (6, 4)
 
 
-def test_a_queue_added_to_the_option_starts_without_losses() -> None:
+def test_a_queue_added_to_the_option_begins_with_a_gap_for_the_entries_trimmed_before() -> None:
     history = History(5).play([("add", "emails", 10, 1), ("trim", "emails", 4)])
     reader = history.reader
-    reader.batch(BatchLimits(count_missed=False))
+    reader.batch(BatchLimits(are_created=False))
     reader.catch_up()
-    assert (reader.read("emails"), reader.lost("emails")) == (6, 0)
-    assert reader.offsets["emails"] == QueueOffset(StreamId(1_001, 9), 10)
+    assert (reader.read("emails"), reader.lost("emails")) == (6, 4)
+    assert [gap.loss_reason for gap in reader.gaps] == [LossReason.TRIMMED_BEFORE_START]
+    assert reader.offsets["emails"] == QueueOffset(StreamId(1_001, 9), 10, lost=4)
 
 
 def test_a_queue_that_is_no_longer_read_keeps_its_offset() -> None:
@@ -344,7 +346,8 @@ def test_a_start_after_an_id_counts_entries_after_catching_up(behind: int) -> No
     reader = Reader(MemoryStreams({"emails": stream}), {"emails": first_offset(stream.state(), StreamId(behind, 0))})
     reader.catch_up()
     assert [number for _, _, number in reader.rows] == list(range(max(2, behind) + 1, 11))
-    assert reader.offsets["emails"] == QueueOffset(StreamId(10, 0), 10)
+    assert reader.offsets["emails"] == QueueOffset(StreamId(10, 0), 10, lost=0 if behind else 2)
+    assert [gap.lost for gap in reader.gaps] == ([] if behind else [2])
 
 
 @given(st.dictionaries(st.text("abc", max_size=3), st.integers(1, 50), max_size=8), st.integers(1, 60))
