@@ -76,11 +76,13 @@ class _BrokerUrl(_ParamType):
 
 
 class _LakeDirectory(click.Path):
-    """A lake's directory; a URL is rejected."""
+    """A lake's directory; a URL and an empty path are rejected."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         from bulltask.lake.storage import check_local  # noqa: PLC0415 - only where a command has a lake
 
+        if value == "":  # such as an unset variable of a shell; as a path, it would be the current directory
+            self.fail("the path is empty", param, ctx)
         try:
             check_local(value)
         except ConfigError as exc:

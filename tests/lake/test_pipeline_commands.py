@@ -186,6 +186,17 @@ def test_times_days_and_durations_are_parsed() -> None:
             parse(text)
 
 
+@pytest.mark.parametrize("command", [["pipeline", "run"], ["pipeline", "gaps"], ["history", "search"]])
+def test_an_empty_root_is_not_the_current_directory(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, [*command, "--lake", ""])
+    assert result.exit_code == 2, result.output
+    assert "--lake': the path is empty" in result.output
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     "root", ["s3a://bucket/lake", "gs://bucket/lake", "hdfs://head:9000/lake", "file:///data/lake"]
 )

@@ -155,7 +155,7 @@ def test_a_concurrency_is_recommended_with_the_reasoning(run: Run) -> None:
     assert "invalid duration" in text
     text = run("capacity", "--max-wait", "10s", "--target", "0.9", "--peak-factor", "1").output
     assert "Recommended concurrency if the same workers process all these queues: " in text
-    assert ", so that 90% of the attempts start within 10 s, even in the busiest minute." in text
+    assert " slots across all workers, so that 90% of the attempts start within 10 s, even in the busiest" in text
     assert "* The busiest of" in text
 
 

@@ -95,7 +95,8 @@ def test_a_page_has_every_section(lake: LakeBuilder) -> None:
         "Incomplete: 1 minute", "Events of mail were lost: 7.", "shaded: events lost",
         "Finished jobs 3", "33.3%", "Cost 0.50 0.17 per job",
         "send", "no answer", "100% of all failures", "id-no answer", "line 2",
-        "Recommended concurrency", "The busiest of", "90% wait within 2 s", "overspent, -233%", "trimmed",
+        "Recommended concurrency", "The busiest of", "slots across all workers so that",
+        "90% wait within 2 s", "overspent, -233%", "trimmed",
     ):  # fmt: skip
         assert expected in text, expected
 

@@ -400,10 +400,15 @@ def recommendation_text(recommendations: Recommendations) -> str:
     target = format_value(recommendation.target, Unit.FRACTION)
     max_wait = format_value(recommendation.max_wait_s, Unit.SECONDS)
     summary = (
-        f"Recommended concurrency{condition}: {recommendation.concurrency:,}, so that {target} of the attempts start"
-        f" within {max_wait}, even in the busiest minute."
+        f"Recommended concurrency{condition}: {slots(recommendation.concurrency)}, so that {target} of the attempts"
+        f" start within {max_wait}, even in the busiest minute."
     )
     return "\n".join(["", summary, "", *(f"* {line}" for line in recommendation.reasoning), ""])
+
+
+def slots(count: int) -> str:
+    """Return a concurrency as text: it counts neither workers nor machines."""
+    return f"{pluralize(count, 'slot')} across all workers"
 
 
 def queues_shown(report: Report, max_names: int = 8) -> str:
