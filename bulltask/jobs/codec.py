@@ -17,6 +17,7 @@ import codecs
 import json
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, Final, TypeVar
 
 from bulltask.jobs.errors import ConfigError, DecodeError, EncodeError, PayloadTooLargeError
@@ -126,18 +127,24 @@ def encode(
     return data
 
 
-def decode(data: bytes | str | None, *, what: str = "value") -> Any:
-    """Return the value that a JSON string represents, ``None`` if ``data`` is ``None``."""
+def decode(data: bytes | str | None, *, what: str = "value", exact: bool = False) -> Any:
+    """Return the value that a JSON string represents, ``None`` if ``data`` is ``None``.
+
+    Raises:
+        DecodeError: It is not JSON, or nested too deeply.
+        EncodeError: With ``exact``, a number has digits that would be lost when it is read as a ``float``.
+    """
     if data is None:
         return None
+    scan, decoder = (_scan_exact, _exact_decoder) if exact else (_scan, _decoder)
     try:
         text = data if isinstance(data, str) else data.decode("utf-8", "surrogatepass")
         try:
-            value, end = _scan(text, 0)  # without the decoder's search for surrounding whitespace, which is rare
+            value, end = scan(text, 0)  # without the decoder's search for surrounding whitespace, which is rare
         except (StopIteration, ValueError):
             value, end = None, -1
         if end != len(text):  # whitespace, or an error
-            value = _decoder.decode(text)
+            value = decoder.decode(text)
     except ValueError as exc:
         raise DecodeError(f"{what} is not valid JSON: {exc}") from exc
     except RecursionError:
@@ -186,12 +193,36 @@ def _reject_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
+_ALWAYS_EXACT: Final = 15  # any decimal number with as many digits is read back as it was
+_DIGITS_OF_A_FLOAT: Final = 17  # of its longest text
+
+
+def _exact_float(text: str) -> float:
+    """Return a number as a ``float``, or raise ``EncodeError`` if another number in JSON would be the same ``float``.
+
+    A text is exact if it is what the ``float`` is with as many digits. Java before version 19 may be off by one in the
+    last digit of a number with an exponent.
+    """
+    value = float(text)
+    if len(text) <= _ALWAYS_EXACT:
+        return value
+    digits, _, exponent = text.lower().partition("e")
+    count = len(digits.lstrip("-0.").replace(".", ""))
+    if count <= (_DIGITS_OF_A_FLOAT if exponent else _ALWAYS_EXACT) or not math.isfinite(value):
+        return value
+    if Decimal(text) != Decimal(f"{value:.{count - 1}e}"):
+        raise EncodeError(f"the number {text:.60} has more digits than a float; send it as a string")
+    return value
+
+
 _TOO_DEEP: Final = f"nested deeper than {MAX_LEVELS} levels; send it as a JSON string instead"
 _CONTAINERS: Final = (dict, list, tuple)
 
 # json.loads() with options builds a new decoder in every call, which costs more than decoding a job.
 _decoder = json.JSONDecoder(parse_constant=_reject_constant)
 _scan: Callable[[str, int], tuple[Any, int]] = _decoder.scan_once  # type: ignore[attr-defined]  # not in the stub
+_exact_decoder = json.JSONDecoder(parse_constant=_reject_constant, parse_float=_exact_float)
+_scan_exact: Callable[[str, int], tuple[Any, int]] = _exact_decoder.scan_once  # type: ignore[attr-defined]
 
 
 def _is_too_deep(value: object) -> bool:

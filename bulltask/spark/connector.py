@@ -30,6 +30,7 @@ from bulltask.spark.sink import (
     JobsWriter,
     WriteArguments,
     check_option_names,
+    row_policies,
     standard_rows,
     write_options,
 )
@@ -405,7 +406,7 @@ def enqueue_stream(
         raise ConfigError(
             "enqueue_stream needs a streaming DataFrame (spark.readStream); use enqueue for a batch DataFrame"
         )
-    rows = standard_rows(df, name, data, job_id)
+    rows = standard_rows(df, name, data, job_id, on_nan=row_policies(options)[0])
     writer_options = write_options(queue, options) | {"jobOpts": _encode_opts(options.get("opts", {}))}
     JobsStreamWriter(read_options(WriteOptions, writer_options), rows.schema, overwrite=False)  # report errors now
     register(df.sparkSession)

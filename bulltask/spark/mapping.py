@@ -26,14 +26,15 @@ from bulltask.spark.sink import (
     RowColumns,
     RowSender,
     SharedOptions,
-    as_json,
     check_option_names,
     check_write_id,
     new_write_id,
     number_duplicates,
     resume_hint_on_error,
+    row_policies,
     send_rows,
     vectorized_udf,
+    with_json,
 )
 from bulltask.transport.call import QueueKeys
 
@@ -58,6 +59,10 @@ class MapOptions(TypedDict, total=False):
         on_duplicate_rows: What to do with rows that have the same arguments: add one job for all of them, whose result
             they share (``collapse``, the default), add a job for each (``keep``), or raise an error before anything is
             sent (``error``).
+        on_nan: What to do with NaN and Infinity, which JSON does not support: the row is invalid (``error``, the
+            default), or they are sent as null (``null``).
+        on_invalid_rows: What to do with rows of which no job can be made: raise the error of the first (``error``, the
+            default), or return them with the state ``rejected`` and the reason as ``failed_reason`` (``collect``).
         result_prefix: A prefix for the names of the added columns; default: no prefix.
         chunk_size: The number of jobs in one round trip to Redis; default: 500.
         idempotency_ttl: How long Redis keeps the ids of added jobs, counted from the last job; default: 7 days.
@@ -68,6 +73,8 @@ class MapOptions(TypedDict, total=False):
     options: Mapping[str, Any]
     write_id: str
     on_duplicate_rows: Literal["collapse", "keep", "error"]
+    on_nan: Literal["error", "null"]
+    on_invalid_rows: Literal["error", "collect"]
     result_prefix: str
     chunk_size: int
     idempotency_ttl: Duration
@@ -90,13 +97,13 @@ def map_dataframe(
         task: The task. Its options apply: queue, retries, retention of results …
         df: The rows.
         columns: The columns with the arguments: column names that match the task's parameters, or a mapping from
-            parameters to names or columns; default: all columns of ``df``. Values are converted with ``to_json``: a
-            timestamp becomes a string, and null becomes ``None``.
+            parameters to names or columns; default: all columns of ``df``. Values are converted as by ``enqueue``: a
+            timestamp and a decimal become strings, which type hints convert back, and null becomes ``None``.
         settings: The options of :class:`MapOptions`.
 
     Returns:
         The columns of ``df``, and ``id``, ``state`` (``completed``, ``failed``, ``unfinished``; ``missing`` if Redis no
-        longer has the job), ``return_value`` (JSON), ``failed_reason``.
+        longer has the job; ``rejected`` with ``on_invalid_rows``), ``return_value`` (JSON), ``failed_reason``.
 
     Raises:
         TypeError: An option is unknown, or the columns do not match the task's parameters.
@@ -112,10 +119,11 @@ def map_dataframe(
     wait, poll_ms = settings.get("wait"), max(1, to_ms(settings.get("poll", 2.0), "poll"))
     lookup_deadline_ms(wait)  # report an invalid value before anything is sent
     arguments = [column.alias(name) for name, column in _arguments(task, df, columns).items()]
-    sender = _sender(plan, config, settings)
+    on_nan, collect = row_policies(settings)
+    sender = replace(_sender(plan, config, settings), collects_invalid=collect)
 
-    data = as_json(F.struct(*arguments)) if arguments else F.lit("{}")
-    rows = df.withColumn(_DATA, data)
+    rows = df.withColumn(_DATA, F.struct(*arguments) if arguments else F.lit("{}"))
+    rows = with_json(rows, _DATA, on_nan) if arguments else rows
     rows = number_duplicates(rows, [_DATA], settings.get("on_duplicate_rows", "collapse"))
     fields = [F.lit(task.name).alias("name"), F.col(_DATA).alias("data"), *[F.col(NUMBER)][: NUMBER in rows.columns]]
     with resume_hint_on_error(sender):
@@ -127,8 +135,14 @@ def map_dataframe(
     with_results = rows.withColumn(
         _JOB_RESULT, vectorized_udf(lookup.look_up, RESULT_FIELDS)(F.col(f"{_SEND_RESULT}.id"))
     )
-    results = {"id": f"{_SEND_RESULT}.id"} | {name: f"{_JOB_RESULT}.{name}" for name in _RESULTS[1:]}
-    result_columns = [F.col(source).alias(prefix + name) for name, source in results.items()]
+    rejected, reason = F.col(f"{_SEND_RESULT}.status") == "rejected", F.col(f"{_SEND_RESULT}.reason")
+    results = {
+        "id": F.col(f"{_SEND_RESULT}.id"),
+        "state": F.when(rejected, "rejected").otherwise(F.col(f"{_JOB_RESULT}.state")),
+        "return_value": F.col(f"{_JOB_RESULT}.return_value"),
+        "failed_reason": F.when(rejected, reason).otherwise(F.col(f"{_JOB_RESULT}.failed_reason")),
+    }
+    result_columns = [column.alias(prefix + name) for name, column in results.items()]
     return with_results.select("*", *result_columns).drop(_DATA, _SEND_RESULT, _JOB_RESULT, NUMBER)
 
 

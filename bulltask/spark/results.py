@@ -185,7 +185,7 @@ def _ids_of_write(write: EnqueueResult, lookup: JobLookup) -> DataFrame:
             ids |= dict.fromkeys(page)
             if cursor == "0":
                 break
-    if write.rows and not ids:
+    if write.rows > write.rejected and not ids:
         raise ConfigError(
             f"Redis has no job from the write {write.write_id} in queue {queue}: its ids have expired, or another "
             "server was used; pass a DataFrame with the job ids instead"

@@ -26,13 +26,31 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.pandas.functions import arrow_udf
-from pyspark.sql.types import DataType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from bulltask.config.config import Config
+from bulltask.config.parsers import choice
 from bulltask.config.urls import SecretUrl
 from bulltask.jobs import codec
 from bulltask.jobs.clock import Duration, mono_ms, to_ms
-from bulltask.jobs.errors import ConfigError, DecodeError, did_you_mean
+from bulltask.jobs.errors import (
+    ConfigError,
+    DecodeError,
+    EncodeError,
+    InvalidNameError,
+    PayloadTooLargeError,
+    did_you_mean,
+)
 from bulltask.jobs.job import JobOptions, NewJob, check_size
 from bulltask.jobs.names import bullmq_name, check_job_id, check_job_name, check_queue_name
 from bulltask.jobs.payloads import PayloadCodec
@@ -57,7 +75,6 @@ __all__ = [
     "TaskCommit",
     "WriteArguments",
     "WriteCounts",
-    "as_json",
     "check_option_names",
     "check_write_id",
     "derived_id",
@@ -66,9 +83,11 @@ __all__ = [
     "new_write_id",
     "number_duplicates",
     "resume_hint_on_error",
+    "row_policies",
     "send_rows",
     "standard_rows",
     "vectorized_udf",
+    "with_json",
     "write_id_of_batch",
     "write_options",
 ]
@@ -78,6 +97,13 @@ NUMBER: Final = "bulltask_number"
 """The column that numbers equal rows."""
 
 SINGLE_JOB_OPTIONS: Final = ("job_id", "parent")
+
+_ROW: Final = "bulltask_row"
+"""The column with the user's whole row, if invalid rows are collected."""
+
+_NOT_FINITE: Final = "NaN or Infinity in "
+"""The beginning of the data of a row with numbers that JSON does not support, which is otherwise not JSON."""
+
 _MAX_LENGTH: Final = 200
 _FORBIDDEN: Final = re.compile(r"[\x00-\x20\x7f{}\ud800-\udfff]")
 
@@ -144,6 +170,14 @@ def check_job_options(options: Mapping[str, Any], config: Config) -> SharedOptio
     return SharedOptions(sample.options, sample.timestamp_ms)
 
 
+class _IncompleteRowError(ConfigError):
+    """A row lacks its job's name, queue or id."""
+
+
+_ROW_ERRORS: Final = (_IncompleteRowError, InvalidNameError, DecodeError, EncodeError, PayloadTooLargeError)
+"""The errors of a row; others concern the whole write."""
+
+
 def column_values(batch: pa.RecordBatch, columns: RowColumns) -> tuple[Iterable[Any], ...]:
     """Return the checked columns of an Arrow batch in the order of :meth:`JobBuilder.build`'s arguments."""
 
@@ -175,7 +209,7 @@ class JobBuilder:
             queue = self.queue
         if name is None or queue is None or (self.has_ids and job_id is None):
             missing = "name" if name is None else "queue" if queue is None else "id"
-            raise ConfigError(
+            raise _IncompleteRowError(
                 f"[BULLTASK_ROW_INCOMPLETE] a row has no {missing}: name={name!r:.80}, queue={queue!r:.80}, "
                 f"id={job_id!r:.80}, data={data!r:.200}"
             )
@@ -194,9 +228,13 @@ class JobBuilder:
     def _encoded_data(self, name: str, data: str | None, queue: str) -> bytes:
         """Return the data in normalized JSON, without spaces, so that equal data has the same encoding."""
         try:
-            value = codec.decode(data)
-        except DecodeError as exc:
-            raise DecodeError(f"data of a row for job {name} in queue {queue}: {exc}; got {data!r:.80}") from exc
+            value = codec.decode(data, exact=True)
+        except (DecodeError, EncodeError) as exc:
+            kind, problem, text = type(exc), str(exc), data or ""
+            if text.startswith(_NOT_FINITE):
+                kind, text = EncodeError, text.removeprefix(_NOT_FINITE)
+                problem = "JSON does not support NaN and Infinity; with on_nan='null', null is sent instead"
+            raise kind(f"data of a row for job {name} in queue {queue}: {problem}; got {text!r:.80}") from exc
         description = f"the data of job {name}"
         encoded = codec.encode(value, what=description, limit=self.config.max_payload)
         check_size(encoded, self.shared.options, self.config.max_payload, description)
@@ -341,16 +379,27 @@ class WriteCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class RejectedRow:
+    """The result of an invalid row, for which no job was sent: why it is invalid."""
+
+    reason: str
+    id: None = None
+    status: Literal["rejected"] = "rejected"
+
+
+@dataclass(frozen=True, slots=True)
 class RowSender:
     """Sends the rows of a task. Spark serializes it for the executors, so it holds no connection.
 
-    If ``idempotency_ttl_ms`` is ``None``, Redis does not keep the ids of added jobs, and every row counts as added.
+    If ``idempotency_ttl_ms`` is ``None``, Redis does not keep the ids of added jobs, and every row counts as added. If
+    invalid rows are not collected, the first one raises its error.
     """
 
     builder: JobBuilder
     columns: RowColumns
     chunk_size: int
     idempotency_ttl_ms: int | None
+    collects_invalid: bool = False
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> WriteCounts:
         """Send all rows of some Arrow batches and count the results; raises the same errors as :meth:`results`."""
@@ -360,7 +409,7 @@ class RowSender:
             added += sum(result.status == "added" for result in results)
         return WriteCounts(rows, added, rows - added)
 
-    def results(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[SendResult]]:
+    def results(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[SendResult | RejectedRow]]:
         """Send all rows of some Arrow batches; yield the results of each batch's rows.
 
         The rows of a round trip are checked before it is sent. Jobs that were sent before an error are not removed,
@@ -368,23 +417,46 @@ class RowSender:
         (``[BULLTASK_WRITE_ABORTED]``).
         """
         broker = broker_of(self.builder.config)
-        rows = 0
+        rows = unanswered = 0
         try:
             for batch in batches:
-                new_jobs = map(self.builder.build, *column_values(batch, self.columns))
-                results: list[SendResult] = []
+                new_jobs = map(self._build, *column_values(batch, self.columns))
+                results: list[SendResult | RejectedRow] = []
                 with gc_paused():
-                    while jobs_ := list(islice(new_jobs, self.chunk_size)):
-                        results += self._send(broker, jobs_)
-                        rows += len(jobs_)
+                    while built := list(islice(new_jobs, self.chunk_size)):
+                        unanswered = len(built)
+                        results += self._send(broker, built)
+                        rows, unanswered = rows + len(built), 0
                 yield results
         except Exception as exc:
-            exc.add_note(f"{resume_hint(self.builder.write_id)} This attempt had sent {rows:,} rows.")
+            maybe = f", and perhaps some of the next {unanswered:,}" if unanswered else ""
+            exc.add_note(
+                f"{resume_hint(self.builder.write_id)} This task had sent {rows:,} rows{maybe}; other tasks may have "
+                "sent theirs."
+            )
             raise
         finally:
             broker.close()
 
-    def _send(self, broker: Broker, jobs: list[NewJob]) -> list[SendResult]:
+    def _build(
+        self, name: str | None, data: str | None, queue: str | None, job_id: str | None, number: int
+    ) -> NewJob | RejectedRow:
+        try:
+            return self.builder.build(name, data, queue, job_id, number)
+        except _ROW_ERRORS as exc:
+            if not self.collects_invalid:
+                raise
+            return RejectedRow(str(exc))
+
+    def _send(self, broker: Broker, built: Sequence[NewJob | RejectedRow]) -> Iterable[SendResult | RejectedRow]:
+        jobs = [job for job in built if isinstance(job, NewJob)]
+        results = self._send_jobs(broker, jobs) if jobs else []
+        if len(jobs) == len(built):
+            return results
+        sent = iter(results)
+        return [job if isinstance(job, RejectedRow) else next(sent) for job in built]
+
+    def _send_jobs(self, broker: Broker, jobs: list[NewJob]) -> list[SendResult]:
         if self.idempotency_ttl_ms is None:
             return [SendResult(job_id, "added") for job_id in broker.producer.send(jobs)]
         return broker.producer.send_once(jobs, IdempotentWrite(self.builder.write_id, self.idempotency_ttl_ms))
@@ -399,8 +471,10 @@ def resume_hint(write_id: str) -> str:
     )
 
 
-SEND_RESULT: Final = StructType([StructField("id", StringType()), StructField("status", StringType())])
-"""A row's result: the id of its job, and ``added`` or ``duplicate``."""
+SEND_RESULT: Final = StructType([StructField(name, StringType()) for name in ("id", "status", "reason")])
+"""A row's result: the id of its job, and ``added`` or ``duplicate``; or ``rejected`` and the reason."""
+
+STATUSES: Final = ("added", "duplicate", "rejected")
 
 WEEK: Final = timedelta(days=7)
 
@@ -413,6 +487,8 @@ class WriteArguments(TypedDict, total=False):
         write_id: Makes the write safe to retry: the same rows with the same id add no job twice. Default: a new id.
         chunk_size: The number of jobs in one round trip to Redis; default: 500.
         idempotency_ttl: How long Redis keeps the ids of added jobs, counted from the last job; default: 7 days.
+        on_nan: What to do with NaN and Infinity in ``data``, which JSON does not support: the row is invalid
+            (``error``, the default), or they are sent as null (``null``).
         url, prefix, queue_hash_tag: The location of Redis, and how queues are named; default: bulltask's settings.
     """
 
@@ -420,6 +496,7 @@ class WriteArguments(TypedDict, total=False):
     write_id: str
     chunk_size: int
     idempotency_ttl: Duration
+    on_nan: Literal["error", "null"]
     url: str | SecretUrl
     prefix: str
     queue_hash_tag: bool
@@ -432,9 +509,13 @@ class EnqueueOptions(WriteArguments, total=False):
         on_duplicate_rows: What to do with rows that have the same name and data: add one job for all of them
             (``collapse``, the default), add a job for each (``keep``), or raise an error before anything is sent
             (``error``). With ``job_id``, ids are compared instead, and ``keep`` is not allowed.
+        on_invalid_rows: What to do with rows of which no job can be made, such as rows without a name, with an invalid
+            id, or with too much data: raise the error of the first (``error``, the default), or send the other rows and
+            return these in ``rejected_rows`` (``collect``). Executors then keep a copy of all rows.
     """
 
     on_duplicate_rows: Literal["collapse", "keep", "error"]
+    on_invalid_rows: Literal["error", "collect"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,7 +523,7 @@ class EnqueueResult:
     """The result of a write.
 
     Spark adds up the results of its tasks' successful attempts. Jobs that a failed attempt added count as duplicates in
-    the next attempt; ``added`` and ``duplicates`` always add up to ``rows``.
+    the next attempt; ``added``, ``duplicates`` and ``rejected`` always add up to ``rows``.
 
     Attributes:
         write_id: The id of the write. ``gather(result, …)`` uses it to find the jobs, for ``idempotency_ttl``.
@@ -452,6 +533,9 @@ class EnqueueResult:
         duplicates: The number of rows whose job already existed, or had already been added by this write.
         seconds: The duration of the write.
         partitions: The number of tasks that had rows.
+        rejected: The number of invalid rows; 0 unless ``on_invalid_rows`` is ``collect``.
+        rejected_rows: The invalid rows, with the columns of the DataFrame and ``rejected_reason``; ``None`` unless
+            ``on_invalid_rows`` is ``collect``. Executors keep them until this DataFrame is garbage-collected.
     """
 
     write_id: str
@@ -461,6 +545,8 @@ class EnqueueResult:
     duplicates: int
     seconds: float
     partitions: int
+    rejected: int = 0
+    rejected_rows: DataFrame | None = field(default=None, repr=False, compare=False)
 
 
 def enqueue(
@@ -486,7 +572,8 @@ def enqueue(
         queue: The queue's name.
         name: The name of all jobs (for a bulltask worker, the task's name), or a column with names.
         data: A column with the jobs' data (JSON strings, or any type that ``to_json`` accepts), or column names; these
-            columns become an object.
+            columns become an object. Decimals become strings, and timestamps have microseconds, so that both are
+            exact. A number in a JSON string that has more digits than a ``float`` is invalid.
         job_id: A column with the ids, as strings. BullMQ rejects ids that are numbers or contain a ``:``.
         options: The options of :class:`WriteArguments` and :class:`EnqueueOptions`.
 
@@ -502,22 +589,36 @@ def enqueue(
     check_option_names(options, EnqueueOptions)
     if df.isStreaming:
         raise ConfigError("enqueue needs a batch DataFrame; use enqueue_stream for a streaming DataFrame")
-    rows = standard_rows(df, name, data, job_id)
+    on_nan, collect = row_policies(options)
+    rows = standard_rows(df, name, data, job_id, on_nan=on_nan, whole_row=collect)
     compared = ["name", "data"] if job_id is None else ["id"]
     rows = number_duplicates(rows, compared, options.get("on_duplicate_rows", "collapse"))
     source = read_options(WriteOptions, write_options(queue, options))
     write_id = source.write_id or new_write_id()
-    sender = _row_sender(source, rows.drop(NUMBER).schema, options.get("opts", {}), write_id)
+    sender = _row_sender(source, rows.drop(NUMBER, _ROW).schema, options.get("opts", {}), write_id)
+    sender = replace(sender, collects_invalid=collect)
 
-    part = F.spark_partition_id().alias("part")
-    statuses = rows.select(part, send_rows(sender)(F.struct(*rows.columns))["status"].alias("status"))
+    sent = send_rows(sender)(F.struct(*(column for column in rows.columns if column != _ROW)))
+    results = rows.select(F.spark_partition_id().alias("part"), sent.alias("sent"), *[F.col(_ROW)][:collect])
+    rejected_rows = None
     with resume_hint_on_error(sender):
-        counts = statuses.groupBy("part", "status").count().collect()
-    counts_by_key = {(row["part"], row["status"]): row["count"] for row in counts}
-    total = sum(counts_by_key.values())
-    added = sum(count for (_, status), count in counts_by_key.items() if status == "added")
-    partitions = len({part for part, _ in counts_by_key})
-    return EnqueueResult(write_id, queue, total, added, total - added, (mono_ms() - start_ms) / 1000, partitions)
+        if collect:
+            results = results.localCheckpoint()  # so that counting them and looking at them sends nothing again
+            rejected = results.where("sent.status = 'rejected'")
+            rejected_rows = rejected.select(f"{_ROW}.*", F.col("sent.reason").alias("rejected_reason"))
+        counts = results.select("part", "sent.status").groupBy("part", "status").count().collect()
+    rows_of = {status: sum(row["count"] for row in counts if row["status"] == status) for status in STATUSES}
+    return EnqueueResult(
+        write_id,
+        queue,
+        rows=sum(rows_of.values()),
+        added=rows_of["added"],
+        duplicates=rows_of["duplicate"],
+        seconds=(mono_ms() - start_ms) / 1000,
+        partitions=len({row["part"] for row in counts}),
+        rejected=rows_of["rejected"],
+        rejected_rows=rejected_rows,
+    )
 
 
 def check_option_names(given: Mapping[str, object], kind: type) -> None:
@@ -532,8 +633,12 @@ def send_rows(sender: RowSender) -> Callable[[Column], Column]:
 
     def send(structs: Iterator[pa.StructArray]) -> Iterator[pa.Array]:
         for results in sender.results(map(pa.RecordBatch.from_struct_array, structs)):
-            ids = pa.array((result.id for result in results), pa.string(), size=len(results))
-            yield pa.StructArray.from_arrays([ids, pa.array([result.status for result in results])], ["id", "status"])
+            columns = (
+                [result.id for result in results],
+                [result.status for result in results],
+                [result.reason if isinstance(result, RejectedRow) else None for result in results],
+            )
+            yield pa.StructArray.from_arrays([pa.array(values, pa.string()) for values in columns], SEND_RESULT.names)
 
     return vectorized_udf(send, SEND_RESULT)
 
@@ -548,7 +653,22 @@ def resume_hint_on_error(sender: RowSender) -> Iterator[None]:
         raise
 
 
-def standard_rows(df: DataFrame, name: str | Column, data: Column | Sequence[str], job_id: Column | None) -> DataFrame:
+def row_policies(options: Mapping[str, Any]) -> tuple[str, bool]:
+    """Return ``on_nan``, and whether invalid rows are collected; raise ``ConfigError`` for other values."""
+    on_nan = choice("error", "null")(options.get("on_nan", "error"), "on_nan")
+    on_invalid = choice("error", "collect")(options.get("on_invalid_rows", "error"), "on_invalid_rows")
+    return on_nan, on_invalid == "collect"
+
+
+def standard_rows(
+    df: DataFrame,
+    name: str | Column,
+    data: Column | Sequence[str],
+    job_id: Column | None,
+    *,
+    on_nan: str = "error",
+    whole_row: bool = False,
+) -> DataFrame:
     """Return the rows with the standard columns of a write; raise ``ConfigError`` if ``data`` is a single name."""
     if isinstance(data, str):
         raise ConfigError(f"data must be a column, or a list of column names: [{data!r}], not {data!r}")
@@ -556,15 +676,68 @@ def standard_rows(df: DataFrame, name: str | Column, data: Column | Sequence[str
     columns = {"name": F.lit(name) if isinstance(name, str) else name, "data": data_column}
     if job_id is not None:
         columns["id"] = job_id
+    if whole_row:
+        columns[_ROW] = F.struct("*")
     rows = df.select(*(column.alias(alias) for alias, column in columns.items()))
-    if not isinstance(rows.schema["data"].dataType, StringType):
-        rows = rows.withColumn("data", as_json("data"))
-    return rows
+    return rows if isinstance(rows.schema["data"].dataType, StringType) else with_json(rows, "data", on_nan)
 
 
-def as_json(column: str | Column) -> Column:
-    """Return a column as JSON, with nulls as ``null``."""
-    return F.to_json(column, {"ignoreNullFields": "false"})
+# The defaults of ``to_json`` write milliseconds.
+_JSON_OPTIONS: Final = {
+    "ignoreNullFields": "false",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+
+
+def with_json(rows: DataFrame, name: str, on_nan: str) -> DataFrame:
+    """Return the rows with the values of one column as JSON: nulls as ``null``, decimals as strings.
+
+    If ``on_nan`` is not ``null``, a value with NaN or Infinity becomes a text that :class:`JobBuilder` rejects.
+    """
+    column, kind = F.col(name), rows.schema[name].dataType
+    leaves = set(map(type, _leaves(kind)))
+    if DecimalType in leaves:
+        column = _converted(column, kind, lambda value, leaf: value.cast("string") if leaf is DecimalType else value)
+    data = F.to_json(column, _JSON_OPTIONS)
+    if leaves & _FLOATS:
+        # x - x is NaN if x is NaN or infinite
+        finite = _converted(
+            column, kind, lambda value, leaf: F.when(~F.isnan(value - value), value) if leaf in _FLOATS else value
+        )
+        nulls = F.to_json(finite, _JSON_OPTIONS)
+        data = nulls if on_nan == "null" else F.when(data != nulls, F.concat(F.lit(_NOT_FINITE), data)).otherwise(data)
+    return rows.withColumn(name, data)
+
+
+_FLOATS: Final = frozenset({FloatType, DoubleType})
+
+
+def _leaves(kind: DataType) -> Iterator[DataType]:
+    match kind:
+        case ArrayType():
+            yield from _leaves(kind.elementType)
+        case MapType():
+            yield from _leaves(kind.valueType)
+        case StructType():
+            for part in kind:
+                yield from _leaves(part.dataType)
+        case _:
+            yield kind
+
+
+def _converted(value: Column, kind: DataType, convert: Callable[[Column, type[DataType]], Column]) -> Column:
+    """Return a value with all values in it converted, given each with its type; keys of maps stay as they are."""
+    match kind:
+        case ArrayType():
+            return F.transform(value, lambda item: _converted(item, kind.elementType, convert))
+        case MapType():
+            return F.transform_values(value, lambda _, item: _converted(item, kind.valueType, convert))
+        case StructType():
+            parts = (_converted(value[part.name], part.dataType, convert).alias(part.name) for part in kind)
+            return F.when(value.isNotNull(), F.struct(*parts))
+        case _:
+            return convert(value, type(kind))
 
 
 def number_duplicates(rows: DataFrame, columns: Sequence[str], mode: str) -> DataFrame:

@@ -178,6 +178,37 @@ def test_json_text_is_decoded_like_the_json_module(value: Any) -> None:
     assert decode(f"\n\t{json.dumps(value, indent=1)} \r\n") == value
 
 
+@pytest.mark.parametrize(
+    ("number", "exact"),
+    [
+        ("0.1", True),
+        ("123456789012345.67", True),
+        ("123456789012345.68", False),  # the same float as the number above
+        ("169299987.35345112", False),
+        ("-0.30000000000000004", True),
+        ("-0.30000000000000005", False),
+        ("1.00000000000000000000", True),
+        ("0.1000000000000000055511151231257827", True),  # more of the digits of the float 0.1
+        ("3.1526711628916386E25", True),  # as Java 17 writes a double, not quite its digits
+        ("4.9E-324", True),
+        ("1.00000000000000000001E25", False),
+    ],
+)
+def test_a_number_with_digits_that_a_float_loses_is_rejected_on_request(number: str, exact: bool) -> None:
+    assert decode(f"[{number}]") == [float(number)]
+    if exact:
+        assert decode(f" [{number}]", exact=True) == [float(number)]
+        return
+    with pytest.raises(EncodeError, match="send it as a string") as caught:
+        decode(f"[{number}]", exact=True)
+    assert number in str(caught.value)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_each_float_is_exact_as_python_writes_it(number: float) -> None:
+    assert decode(encode(number), exact=True) == number
+
+
 def test_text_after_a_json_value_is_an_error() -> None:
     with pytest.raises(DecodeError, match="Extra data"):
         decode("{} 5", what="x")

@@ -106,6 +106,98 @@ def test_equal_rows_are_collapsed_kept_or_rejected(
         assert send(write_id="kept", on_duplicate_rows="keep").added == added
 
 
+def sent_data(redis_client: redis.Redis) -> list[str]:
+    """Return the data of the waiting jobs, sorted."""
+    return sorted(str(redis_client.hget(f"bull:{{default}}:{id_}", "data")) for id_ in redis_client.lrange(WAIT, 0, -1))
+
+
+EXACT = [
+    ("9999999999999999.98", "2026-11-30 10:00:00.000001", [1.5]),
+    ("9999999999999999.99", "2026-11-30 10:00:00.000001", [1.5]),
+    ("9999999999999999.99", "2026-11-30 10:00:00.000002", [1.5]),
+    (None, None, None),
+]
+
+
+def test_decimals_and_microseconds_are_sent_exactly(
+    spark: SparkSession, broker_url: str, redis_client: redis.Redis
+) -> None:
+    text = spark.createDataFrame(EXACT, "amount string, at string, xs array<double>")
+    amount, at = F.col("amount").cast("decimal(18,2)"), F.col("at").cast("timestamp")
+    frame = text.select(
+        F.struct(amount.alias("amount"), F.array(amount).alias("list")).alias("order"),
+        F.create_map(F.lit("sum"), amount).alias("sums"),
+        at.alias("at"),
+        at.cast("timestamp_ntz").alias("local"),
+        "xs",
+    )
+    result = enqueue(frame, "default", name="pay", data=frame.columns, on_duplicate_rows="error", url=broker_url)
+
+    assert (result.rows, result.added) == (4, 4)
+    jobs = [json.loads(data) for data in sent_data(redis_client)]
+    assert sorted(jobs[:3], key=str) == [
+        {
+            "order": {"amount": amount, "list": [amount]},
+            "sums": {"sum": amount},
+            "at": at.replace(" ", "T") + "Z",
+            "local": at.replace(" ", "T"),
+            "xs": xs,
+        }
+        for amount, at, xs in EXACT[:3]
+    ]
+    nothing = {"order": {"amount": None, "list": [None]}, "sums": {"sum": None}, "at": None, "local": None, "xs": None}
+    assert jobs[3] == nothing
+
+
+def test_nan_and_infinity_are_refused_or_sent_as_null(
+    spark: SparkSession, broker_url: str, redis_client: redis.Redis
+) -> None:
+    """A text ``NaN`` is only a text."""
+    frame = spark.sql(
+        "SELECT named_struct('x', CAST(x AS float)) AS point, array(1D, CAST(x AS double)) AS xs, 'NaN' AS text "
+        "FROM VALUES ('NaN'), ('-Infinity'), (NULL), ('2.5') AS t(x)"
+    ).coalesce(1)
+
+    def send(**options: Any) -> EnqueueResult:
+        return enqueue(frame, "default", name="double", data=frame.columns, url=broker_url, **options)
+
+    with pytest.raises(Exception, match=r"does not support NaN and Infinity; with on_nan='null'.*\"x\":\"NaN\""):
+        send()
+    assert not redis_client.exists(WAIT)
+    with pytest.raises(ConfigError, match="on_nan must be one of error, null"):
+        send(on_nan="drop")
+    assert send(on_nan="null").added == 2
+    assert sent_data(redis_client) == [
+        '{"point":{"x":2.5},"xs":[1.0,2.5],"text":"NaN"}', '{"point":{"x":null},"xs":[1.0,null],"text":"NaN"}',
+    ]  # fmt: skip
+
+
+def test_invalid_rows_are_collected_with_their_reasons(
+    spark: SparkSession, broker_url: str, redis_client: redis.Redis
+) -> None:
+    """They are the user's rows, which can be corrected and sent with the same write id."""
+    rows = [(1, "double", 0.5), (2, None, 0.5), (3, "double", float("nan")), (4, "double", 1.5)]
+    frame = spark.createDataFrame(rows, "key int, task string, n double").coalesce(1)
+
+    def send(frame: DataFrame, **options: Any) -> EnqueueResult:
+        options |= {"name": F.col("task"), "data": ["n"], "url": broker_url, "write_id": "w1"}
+        return enqueue(frame, "default", **options)
+
+    result = send(frame, on_invalid_rows="collect")
+    assert (result.rows, result.added, result.duplicates, result.rejected) == (4, 2, 0, 2)
+    assert result.rejected_rows is not None
+    assert result.rejected_rows.columns == ["key", "task", "n", "rejected_reason"]
+    rejected = {row["key"]: row["rejected_reason"] for row in result.rejected_rows.collect()}
+    assert rejected.keys() == {2, 3}
+    assert "[BULLTASK_ROW_INCOMPLETE] a row has no name" in rejected[2]
+    assert "JSON does not support NaN" in rejected[3]
+
+    corrected = result.rejected_rows.drop("rejected_reason").fillna({"task": "double"})
+    again = send(corrected, on_nan="null")
+    assert (again.added, again.rejected, again.rejected_rows) == (2, 0, None)
+    assert redis_client.llen(WAIT) == 4
+
+
 def test_a_write_with_format_requires_append_mode(
     spark: SparkSession, broker_url: str, redis_client: redis.Redis
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +135,37 @@ def test_invalid_columns_and_options_fail_before_anything_is_sent(
     with pytest.raises(error, match=message):
         half.map_dataframe(rows, columns, **options)
     assert redis_client.keys("*") == []
+
+
+def test_rows_that_differ_only_in_a_decimals_digits_have_their_own_jobs(
+    spark: SparkSession, app: App, redis_client: redis.Redis
+) -> None:
+    @app.task(name="pay")
+    def pay(amount: Decimal, at: datetime) -> None: ...
+
+    rows = spark.createDataFrame(
+        [("9999999999999999.98", ".000001"), ("9999999999999999.99", ".000001"), ("9999999999999999.99", ".000002")],
+        "amount string, at string",
+    ).select(
+        F.col("amount").cast("decimal(18,2)").alias("amount"),
+        F.concat(F.lit("2026-11-30 10:00:00"), "at").cast("timestamp").alias("at"),
+    )
+    mapped = pay.map_dataframe(rows, wait=0)
+
+    for row in mapped.collect():
+        stored = json.loads(str(redis_client.hget(f"bull:{{default}}:{row['id']}", "data")))
+        assert stored == {"amount": str(row["amount"]), "at": f"2026-11-30T10:00:00.00000{row['at'].microsecond}Z"}
+    assert len({row["id"] for row in mapped.collect()}) == 3
+
+
+def test_invalid_rows_are_returned_as_rejected(spark: SparkSession, half: Any, redis_client: redis.Redis) -> None:
+    rows = spark.createDataFrame([(1.0,), (float("inf"),)], "value double")
+    mapped = half.map_dataframe(rows, wait=0, on_invalid_rows="collect", result_prefix="job_")
+
+    sent, rejected = sorted(mapped.collect(), key=lambda row: row["value"])
+    assert (sent["job_state"], rejected["job_state"], rejected["job_id"]) == ("unfinished", "rejected", None)
+    assert "JSON does not support NaN and Infinity" in rejected["job_failed_reason"]
+    assert queued(redis_client) == [sent["job_id"]]
 
 
 def test_a_task_without_parameters_is_called_for_each_row(

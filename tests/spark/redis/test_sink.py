@@ -195,6 +195,7 @@ def test_an_invalid_row_fails_before_its_round_trip_is_sent(writer: Make, redis_
         ({"data": "{"}, DecodeError, "job send in queue mail.*'{'"),
         ({"data": '{"n":9007199254740993}'}, EncodeError, r"data of job send: \['n'\].*beyond"),
         ({"data": '{"n":1e999}'}, EncodeError, "is inf"),
+        ({"data": '{"n":169299987.35345112}'}, EncodeError, r"job send in queue mail.*169299987\.35345112 has more"),
         ({"data": '{"text":"longer than 24 bytes"}'}, PayloadTooLargeError, "data of job send"),
     ]
     for values, error, message in cases:
@@ -233,8 +234,22 @@ def test_the_error_for_an_interrupted_write_reports_the_sent_rows(writer: Make, 
         writer(writeId="w1", chunkSize="10").write(batches())
     [note] = caught.value.__notes__
     assert "[BULLTASK_WRITE_ABORTED] The write w1 has failed" in note
-    assert "This attempt had sent 20 rows" in note
+    assert "This task had sent 20 rows; other tasks may have sent theirs" in note
     assert write(writer(writeId="w1"), rows(0, 30)) == WriteCounts(30, 10, 20)
+
+
+def test_the_rows_of_a_failed_round_trip_are_not_reported_as_unsent(writer: Make, redis_client: Any) -> None:
+    """If the connection is lost, for example, they may have been added."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield rows(0, 10)
+        redis_client.delete("bull:{mail}:wait")
+        redis_client.set("bull:{mail}:wait", "not a list")
+        yield rows(10, 15)
+
+    with pytest.raises(Exception, match="WRONGTYPE") as caught:
+        writer(chunkSize="10").write(batches())
+    assert "had sent 10 rows, and perhaps some of the next 5; other tasks" in caught.value.__notes__[0]
 
 
 def test_an_aborted_write_is_logged_with_the_rows_its_tasks_sent(
