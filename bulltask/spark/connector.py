@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from datetime import timedelta
-from typing import Any, Final, Literal, Unpack
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import wraps
+from typing import Any, Final, Literal, ParamSpec, TypeVar, Unpack, cast
 
 from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession, is_remote
 from pyspark.sql.datasource import (
@@ -24,7 +25,7 @@ from pyspark.sql.types import StructType
 import bulltask
 from bulltask.config.parsers import choice
 from bulltask.jobs.clock import Duration, to_ms
-from bulltask.jobs.errors import ConfigError, MissingExtraError, did_you_mean
+from bulltask.jobs.errors import BulltaskError, ConfigError, MissingExtraError, did_you_mean
 from bulltask.spark.sink import (
     JobsStreamWriter,
     JobsWriter,
@@ -51,19 +52,35 @@ from bulltask.spark.source.readers import (
     EventsReader,
     EventsStreamReader,
     JobsReader,
-    PushdownCountsReader,
-    PushdownEventsReader,
-    PushdownJobsReader,
 )
 
 __all__ = ["BulltaskSource", "counts", "enqueue_stream", "events", "jobs", "register", "session", "stream_events"]
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _in_one_line(method: Callable[P, R]) -> Callable[P, R]:
+    """Let Spark show an error of the user as one line, without a traceback of Spark's processes and of bulltask."""
+
+    @wraps(method)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(*args, **kwargs)
+        except BulltaskError:
+            if "pyspark.sql.worker.utils" in sys.modules:  # a process of Spark that plans a query, and exits now
+                os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+            raise
+
+    return checked
+
+
 class BulltaskSource(DataSource):
     """The data source of ``format("bulltask")``: checks the options and returns the reader or writer of a table.
 
-    A reader accepts filters only with ``pushdown=true``; :mod:`bulltask.spark.source.readers` explains why. Spark
-    rejects such a reader while ``spark.sql.python.filterPushdown.enabled`` is off, so it is a separate class.
+    No reader accepts filters (``pushFilters``). Spark up to 4.3 keeps the plan of a filtered read with the DataFrame,
+    and uses it for later queries with other filters. Options restrict a read instead: see ADR 54.
     """
 
     @classmethod
@@ -71,23 +88,23 @@ class BulltaskSource(DataSource):
         """Return the name for ``format()`` and ``USING``."""
         return "bulltask"
 
+    @_in_one_line
     def schema(self) -> StructType:
         """Return all columns of the table."""
         return TABLES[table_of(self.options)]
 
+    @_in_one_line
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of the table, for all columns or those that the user selected."""
         table = table_of(self.options)
         columns = select_columns(table, schema)
         if table == "events":
-            events = read_options(EventsOptions, self.options)
-            return (PushdownEventsReader if events.pushdown else EventsReader)(events, columns)
+            return EventsReader(read_options(EventsOptions, self.options), columns)
         if table == "counts":
-            counts = read_options(CountsOptions, self.options)
-            return (PushdownCountsReader if counts.pushdown else CountsReader)(counts, columns)
-        jobs = read_options(JobsOptions, self.options)
-        return (PushdownJobsReader if jobs.pushdown else JobsReader)(jobs, columns)
+            return CountsReader(read_options(CountsOptions, self.options), columns)
+        return JobsReader(read_options(JobsOptions, self.options), columns)
 
+    @_in_one_line
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a streaming query of events; other tables raise ``ConfigError``."""
         # Spark requests the columns before it reports that this is a streaming query.
@@ -97,20 +114,18 @@ class BulltaskSource(DataSource):
             )
         return EventsStreamReader(read_options(StreamOptions, self.options), select_columns("events", schema))
 
+    @_in_one_line
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a batch: each distinct row becomes a job. ``overwrite`` is rejected."""
         return JobsWriter(read_options(WriteOptions, self.options), schema, overwrite=overwrite)
 
+    @_in_one_line
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         """Return the writer of a streaming query, which writes each batch like :meth:`writer`."""
         return JobsStreamWriter(read_options(WriteOptions, self.options), schema, overwrite=overwrite)
 
 
-PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
-"""While this setting is off (Spark's default), Spark rejects reads from a source that accepts filters."""
-
 _REQUIRED_CONF: Final[Mapping[str, str]] = {
-    PUSHDOWN: "true",
     "spark.sql.session.timeZone": "UTC",
     # Other programs read Spark's default timestamp type as nanoseconds without a time zone.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -186,17 +201,25 @@ def _remote_server(master: str | None) -> str | None:
 def register(spark: SparkSession, name: str = "bulltask") -> None:
     """Register ``format("bulltask")`` with a session.
 
-    A read with ``pushdown`` needs a setting of the session that is off by default; this function turns it on.
+    Spark finds bulltask by itself if it is installed on all nodes. This function is needed for another name, and if
+    bulltask is passed with ``--py-files``.
 
     Args:
         spark: The session.
         name: The format's name.
     """
-    spark.conf.set(PUSHDOWN, "true")
     archive = getattr(bulltask.__loader__, "archive", None)
     if archive is not None and not is_remote():
         _add_to_pythonpath(archive, spark)
+    elif not is_remote() and _is_known(spark, name):
+        return
     spark.dataSource.register(_source(name))
+
+
+def _is_known(spark: SparkSession, name: str) -> bool:
+    """Return whether the session has the source. Spark has found it, or would warn if it were registered again."""
+    state: Any = spark._jsparkSession.sessionState()  # noqa: SLF001 - the Python API cannot tell
+    return bool(state.dataSourceManager().dataSourceExists(name))
 
 
 def _add_to_pythonpath(archive: str, spark: SparkSession) -> None:
@@ -221,6 +244,18 @@ def _source(name: str) -> type[DataSource]:
 _LOSS_OPTIONS: Final = {"fail": ("true", "false"), "gap": ("false", "true")}
 
 
+class JobsReadOptions(BrokerOptions, total=False):
+    """Further arguments of ``jobs``, in addition to :class:`bulltask.spark.source.options.BrokerOptions`.
+
+    Attributes:
+        since, until: Read only jobs that finished at ``since`` or later, and before ``until``. Redis selects them,
+            which is faster than a filter. Without a time zone, the times are in UTC.
+    """
+
+    since: datetime | None
+    until: datetime | None
+
+
 def jobs(
     spark: SparkSession,
     queues: str | Sequence[str] = "*",
@@ -228,7 +263,7 @@ def jobs(
     *,
     columns: Sequence[str] | None = None,
     partitions: int | None = None,
-    **connection: Unpack[BrokerOptions],
+    **options: Unpack[JobsReadOptions],
 ) -> DataFrame:
     """Return the jobs in some queues, as they are in Redis when Spark reads the rows.
 
@@ -240,7 +275,7 @@ def jobs(
         columns: The columns to read. Reading fewer columns is faster. Select them here, because Spark does not push a
             query's column selection down to a Python data source.
         partitions: The maximum number of tasks; default: 2 for each core.
-        connection: The options of `BrokerOptions`.
+        options: The options of :class:`JobsReadOptions`.
 
     Returns:
         The table ``jobs`` of ``format("bulltask")``, with a row for each job.
@@ -248,10 +283,13 @@ def jobs(
     Raises:
         ConfigError: A column does not exist. Other invalid arguments are reported when Spark reads the rows.
     """
-    options = {"state": ",".join([states] if isinstance(states, str) else states)}
+    values = {"state": ",".join([states] if isinstance(states, str) else states)}
+    for name in ("since", "until"):
+        if (moment := cast("datetime | None", options.pop(name, None))) is not None:  # type: ignore[misc]
+            values[name] = moment.isoformat()
     if partitions is not None:
-        options["numPartitions"] = str(partitions)
-    return _batch(spark, "jobs", columns, _options(queues, connection) | options)
+        values["numPartitions"] = str(partitions)
+    return _batch(spark, "jobs", columns, _options(queues, options) | values)
 
 
 def events(

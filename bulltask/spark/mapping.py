@@ -28,6 +28,7 @@ from bulltask.spark.sink import (
     SharedOptions,
     check_option_names,
     check_write_id,
+    described,
     new_write_id,
     number_duplicates,
     resume_hint_on_error,
@@ -126,7 +127,8 @@ def map_dataframe(
     rows = with_json(rows, _DATA, on_nan) if arguments else rows
     rows = number_duplicates(rows, [_DATA], settings.get("on_duplicate_rows", "collapse"))
     fields = [F.lit(task.name).alias("name"), F.col(_DATA).alias("data"), *[F.col(NUMBER)][: NUMBER in rows.columns]]
-    with resume_hint_on_error(sender):
+    text = f"bulltask: send calls of {task.name} to queue {plan.queue}, write {sender.builder.write_id}"
+    with resume_hint_on_error(sender), described(df.sparkSession, text):
         # Keep exactly these rows: rows from rand() or from a growing table would differ if they were computed again.
         rows = rows.withColumn(_SEND_RESULT, send_rows(sender)(F.struct(*fields))).localCheckpoint()
 

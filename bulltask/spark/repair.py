@@ -63,8 +63,7 @@ def _jobs_in_redis(
     options = {**source, "table": "jobs", "state": ",".join(states), "skipUnsupportedQueues": "true"}
     if since is None:
         return spark.read.format("bulltask").options(**options).load()
-    # This DataFrame is read once, with a single filter, so Redis may apply the filter.
-    rows = spark.read.format("bulltask").options(**options, pushdown="true").load()
+    rows = spark.read.format("bulltask").options(**options, since=since.isoformat()).load()
     return rows.where(F.col("finished_at") >= F.lit(since))
 
 

@@ -12,7 +12,7 @@ import hashlib
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import lru_cache
@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, TypedDict, Unpack, cast
 import pyarrow as pa
 import uuid_utils
 from pyspark import TaskContext
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window, is_remote
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.pandas.functions import arrow_udf
@@ -78,6 +78,7 @@ __all__ = [
     "check_option_names",
     "check_write_id",
     "derived_id",
+    "described",
     "enqueue",
     "enqueue_file",
     "new_write_id",
@@ -139,7 +140,9 @@ def check_columns(schema: StructType, *, queue: str | None, id_column: str | Non
     columns_text = f"the rows have the columns {', '.join(names) or '(none)'}"
     for name in known:
         if name not in names:
-            advice = ", or the option queue" if name == "queue" else ""
+            advice = ""
+            if name == "queue":
+                advice = ", or the option queue (for a table in SQL: INSERT INTO … WITH (`queue` = '…') …)"
             raise ConfigError(
                 f"[BULLTASK_COLUMN_MISSING] a write of jobs needs the column {name!r}{advice}; {columns_text}"
             )
@@ -152,7 +155,8 @@ def check_columns(schema: StructType, *, queue: str | None, id_column: str | Non
     if unknown := sorted(set(names) - set(known)):
         raise ConfigError(
             f"[BULLTASK_COLUMN_UNKNOWN] unknown column {unknown[0]!r}: jobs are built from the columns "
-            f"{', '.join(known)}; put job data into the column 'data', as JSON"
+            f"{', '.join(known)}; put job data into the column 'data', as JSON. In SQL, insert into a view or table "
+            "that declares only these columns"
         )
     return columns
 
@@ -592,7 +596,8 @@ def enqueue(
     on_nan, collect = row_policies(options)
     rows = standard_rows(df, name, data, job_id, on_nan=on_nan, whole_row=collect)
     compared = ["name", "data"] if job_id is None else ["id"]
-    rows = number_duplicates(rows, compared, options.get("on_duplicate_rows", "collapse"))
+    with described(df.sparkSession, f"bulltask: look for equal rows for queue {queue}"):
+        rows = number_duplicates(rows, compared, options.get("on_duplicate_rows", "collapse"))
     source = read_options(WriteOptions, write_options(queue, options))
     write_id = source.write_id or new_write_id()
     sender = _row_sender(source, rows.drop(NUMBER, _ROW).schema, options.get("opts", {}), write_id)
@@ -601,7 +606,8 @@ def enqueue(
     sent = send_rows(sender)(F.struct(*(column for column in rows.columns if column != _ROW)))
     results = rows.select(F.spark_partition_id().alias("part"), sent.alias("sent"), *[F.col(_ROW)][:collect])
     rejected_rows = None
-    with resume_hint_on_error(sender):
+    text = f"bulltask: enqueue rows in queue {queue}, write {write_id}"
+    with resume_hint_on_error(sender), described(df.sparkSession, text):
         if collect:
             results = results.localCheckpoint()  # so that counting them and looking at them sends nothing again
             rejected = results.where("sent.status = 'rejected'")
@@ -641,6 +647,24 @@ def send_rows(sender: RowSender) -> Callable[[Column], Column]:
             yield pa.StructArray.from_arrays([pa.array(values, pa.string()) for values in columns], SEND_RESULT.names)
 
     return vectorized_udf(send, SEND_RESULT)
+
+
+@contextmanager
+def described(spark: SparkSession, text: str) -> Iterator[None]:
+    """Give the jobs of Spark that run meanwhile a description in the Spark UI, unless the program has set one."""
+    context = None if is_remote() else spark.sparkContext
+    if context is None or context.getLocalProperty(_DESCRIPTION) is not None:
+        yield
+        return
+    context.setLocalProperty(_DESCRIPTION, text)
+    try:
+        yield
+    finally:
+        with suppress(AttributeError):  # it was stopped
+            context.setLocalProperty(_DESCRIPTION, cast(str, None))  # removes it
+
+
+_DESCRIPTION: Final = "spark.job.description"
 
 
 @contextmanager

@@ -60,7 +60,14 @@ def source_tree(tmp_path: Path) -> Path:
     """Return a copy of the files that a build needs, without the official scripts."""
     tree = tmp_path / "tree"
     shutil.copytree(LUA, tree / "bulltask" / "lua", ignore=shutil.ignore_patterns("official", "__pycache__"))
-    for name in ["pyproject.toml", "README.md", "LICENSE", "THIRD_PARTY_NOTICES.md", ".gitignore"]:
+    for name in [
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "THIRD_PARTY_NOTICES.md",
+        ".gitignore",
+        "pyspark_bulltask.py",
+    ]:
         shutil.copy(ROOT / name, tree)
     return tree
 
@@ -223,6 +230,7 @@ def test_a_wheel_contains_the_official_scripts_and_their_license(source_tree: Pa
     assert b"BullForce Labs AB" in shipped.pop("LICENSE-BullMQ.md")
     assert {name: hashlib.sha256(body).hexdigest() for name, body in shipped.items()} == MANIFEST["scripts"]
     assert any(name.endswith("licenses/THIRD_PARTY_NOTICES.md") for name in files)
+    assert "pyspark_bulltask.py" in files, "the module by which Spark finds the data source"
 
 
 def test_one_modified_byte_fails_the_build(source_tree: Path, bullmq: Path) -> None:

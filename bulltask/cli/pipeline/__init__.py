@@ -158,4 +158,9 @@ def open_session(options: Mapping[str, Any]) -> Any:
     # Spark's progress bar would mix with the lines that commands print.
     settings = {} if remote else {"spark.ui.showConsoleProgress": "false"}
     settings |= {name.strip(): value for name, _, value in (text.partition("=") for text in conf)}
-    return session("bulltask pipeline", master or (None if submitted else "local[*]"), conf=settings)
+    spark = session("bulltask pipeline", master or (None if submitted else "local[*]"), conf=settings)
+    from bulltask.spark.sink import described  # noqa: PLC0415 - slow
+
+    command = click.get_current_context()
+    command.with_resource(described(spark, command.command_path))
+    return spark

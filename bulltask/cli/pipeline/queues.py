@@ -683,6 +683,15 @@ def _cut(value: object) -> str:
 @click.option(
     "--write-id", help="Id of the write: rows that were already added with this id are skipped (default: a new id)."
 )
+@click.option(
+    "--on-nan", type=click.Choice(["error", "null"]), default="error", show_default=True, help="For NaN and Infinity."
+)
+@click.option(
+    "--rejected",
+    metavar="DIR",
+    help="Add the jobs of all valid rows, and Parquet files with the others to this directory (default: an invalid row "
+    "is an error).",
+)
 @spark_options
 @click.pass_context
 def enqueue_command(
@@ -695,6 +704,7 @@ def enqueue_command(
     name_col: str | None,
     data_cols: str,
     id_col: str | None,
+    rejected: str | None,
     **options: Any,
 ) -> None:
     """Add one job to a queue for each distinct row of a Parquet file or a directory of them.
@@ -712,8 +722,12 @@ def enqueue_command(
     from bulltask.spark.sink import FileColumns, enqueue_file  # noqa: PLC0415 - slow
 
     names = FileColumns(parse_names(data_cols, "--data-cols"), name, name_col, id_col)
-    given: Any = {} if write_id is None else {"write_id": write_id}
+    given: Any = {"on_nan": options["on_nan"], "on_invalid_rows": "error" if rejected is None else "collect"}
+    given |= {} if write_id is None else {"write_id": write_id}
     result = enqueue_file(spark, file, queue, names, **source.keywords, **given)
+    if result.rejected_rows is not None and result.rejected:
+        result.rejected_rows.write.mode("append").parquet(rejected)
+        click.echo(f"{pluralize(result.rejected, 'invalid row')} in {rejected}; see the column rejected_reason")
     click.echo(
         f"{pluralize(result.rows, 'row')}: {pluralize(result.added, 'job')} added, {result.duplicates:,} duplicates"
     )

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
 from bulltask import embedded
@@ -46,9 +46,6 @@ from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.operation import atomic
 from bulltask.transport.scripts.queue import scan_queues
 from bulltask.transport.streams import READ_ONLY_SCRIPTS
-
-if TYPE_CHECKING:
-    from bulltask.spark.source.readers import PushedFilters
 
 __all__ = [
     "CLUSTER_OUTAGE_TIMEOUT_MS",
@@ -245,13 +242,11 @@ class QueueSelection:
     skipped: dict[str, str]
 
 
-def select_queues(
-    connection: Connection, options: ReadOptions, filters: PushedFilters | None = None
-) -> list[QueueKeys]:
-    """Return the keys of the queues to read, without those that filters exclude, and log skipped queues."""
+def select_queues(connection: Connection, options: ReadOptions) -> list[QueueKeys]:
+    """Return the keys of the queues to read, and log skipped queues."""
     selection = discover_queues(connection, options)
     log_skipped(selection.skipped)
-    return [keys for keys in selection.queues if filters is None or filters.allows_queue(keys.queue)]
+    return selection.queues
 
 
 def discover_queues(connection: Connection, options: ReadOptions, names: Iterable[str] | None = None) -> QueueSelection:

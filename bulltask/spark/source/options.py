@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, ClassVar, Final, Literal, TypedDict, TypeVar, cast
 
@@ -24,6 +25,7 @@ from bulltask.config.settings import ENV_PREFIX, Settings
 from bulltask.config.urls import SecretUrl, url
 from bulltask.jobs.errors import ConfigError, DecodeError, InvalidNameError, did_you_mean
 from bulltask.jobs.names import bullmq_name, check_queue_name, name_in_app
+from bulltask.lake.tables import FINISHED
 from bulltask.spark.source.offsets import StartAt, StreamId
 from bulltask.transport.call import QueueKeys
 from bulltask.transport.scripts.queue import LISTS, SETS
@@ -107,6 +109,7 @@ SPARK_OPTIONS: Final = frozenset({"checkpointlocation", "queryname"})
 """Options that Spark's methods add to the options of the source, in lower case."""
 
 STATES: Final = (*LISTS, *SETS)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
 
@@ -178,6 +181,16 @@ def _duration_ms(value: Any, name: str) -> int:
     return ms
 
 
+def _moment_ms(value: Any, name: str) -> int:
+    """Return a time like ``2026-11-22T14:00`` in ms, rounded up; without an offset, it is in UTC."""
+    try:
+        moment = datetime.fromisoformat(str(value).strip())
+    except ValueError:
+        raise ConfigError(f"{name} must be a time like 2026-11-22T14:00, not {value!r}") from None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return -((_EPOCH - moment) // timedelta(milliseconds=1))
+
+
 def _job_options(value: Any, name: str) -> Mapping[str, Any]:
     """Return job options as for ``Queue.add``, written as JSON."""
     return dict(_json(str(value), name, dict))
@@ -239,7 +252,8 @@ OPTIONS: Final = (
         "tasks of a large read; default: 2 per core",
     ),
     _O("minRowsPerPartition", "min_rows", _JOBS, integer(1), 1_000, "minimum number of jobs per partition"),
-    _O("pushdown", "pushdown", _BATCH, flag, False, "Redis applies filters; call load() again for each query"),
+    _O("since", "since_ms", _JOBS, optional(_moment_ms), None, "only jobs that finished at this time or later"),
+    _O("until", "until_ms", _JOBS, optional(_moment_ms), None, "only jobs that finished before this time"),
     _O("fetchSize", "fetch_size", _JOBS, integer(1, 100_000), 1_000, "jobs per round trip to Redis"),
     _O("fetchSize", "fetch_size", _EVENTS, integer(1, 100_000), 5_000, "events per round trip to Redis"),
     _O("chunkSize", "chunk_size", _WRITES, integer(1, 10_000), 500, "jobs per round trip to Redis"),
@@ -306,7 +320,20 @@ class JobsOptions(ReadOptions):
     partitions: int | None
     min_rows: int
     fetch_size: int
-    pushdown: bool
+    since_ms: int | None
+    until_ms: int | None
+
+    @property
+    def matching_states(self) -> Sequence[str]:
+        """The states in which a job can be: with ``since`` or ``until``, it has finished."""
+        is_limited = self.since_ms is not None or self.until_ms is not None
+        return [state for state in self.states if state in FINISHED] if is_limited else self.states
+
+    @property
+    def finished_between(self) -> tuple[str, str]:
+        """The bounds of the time at which jobs finished, in Redis' syntax."""
+        low = "-inf" if self.since_ms is None else str(self.since_ms)
+        return low, "+inf" if self.until_ms is None else f"({self.until_ms}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,7 +341,6 @@ class CountsOptions(ReadOptions):
     """A batch read of the number of jobs in each state of each queue."""
 
     operation: ClassVar[Operation] = Operation.COUNTS
-    pushdown: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,7 +351,6 @@ class EventsOptions(ReadOptions):
     partitions: int | None
     fetch_size: int
     per_partition: int
-    pushdown: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

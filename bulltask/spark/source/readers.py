@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Generic
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamReader,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
     InputPartition,
-    LessThan,
-    LessThanOrEqual,
 )
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
@@ -80,88 +72,9 @@ __all__ = [
     "EventsStreamReader",
     "JobsPartition",
     "JobsReader",
-    "PushdownCountsReader",
-    "PushdownEventsReader",
-    "PushdownJobsReader",
-    "PushedFilters",
 ]
 
 _log = logging.getLogger(__name__)  # without a handler, it writes to the driver's stderr
-
-# Redis can apply ``=`` and ``IN`` on state and queue, and bounds on ``finished_at``.
-#
-# They are off by default. Spark up to 4.3 keeps a ``DataFrame``'s plan of a filtered read and does not plan it again: a
-# second query, or the other side of a union, silently gets the rows of the first. Filters are therefore safe only if
-# each ``load()`` is used for one query with one filter. The options ``state`` and ``queue`` are always safe.
-
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MS = timedelta(milliseconds=1)
-
-
-@dataclass
-class PushedFilters:
-    """The filters that were pushed down to Redis; ``None`` accepts all values. Times are when jobs finished."""
-
-    queues: frozenset[str] | None = None
-    states: frozenset[str] | None = None
-    low_ms: int | None = None
-    high_ms: int | None = None
-
-    def allows_queue(self, name: str) -> bool:
-        """Return whether a queue may have rows that match."""
-        return self.queues is None or name in self.queues
-
-    def allows_state(self, name: str) -> bool:
-        """Return whether a state may have rows that match."""
-        return self.states is None or name in self.states
-
-    def time_bounds(self) -> tuple[str, str]:
-        """Return the bounds on the time at which jobs finished, in Redis' syntax."""
-        low = "-inf" if self.low_ms is None else str(self.low_ms)
-        return low, "+inf" if self.high_ms is None else str(self.high_ms)
-
-    def push(self, filter_: Filter) -> bool:
-        """Apply a filter if Redis can, and return whether only rows that match will be read.
-
-        Time bounds are whole milliseconds and apply only to finished jobs, so Spark applies them again.
-        """
-        match filter_:
-            case EqualTo(attribute=("state",), value=value):
-                self.states = _both(self.states, [value])
-            case In(attribute=("state",), value=values):
-                self.states = _both(self.states, values)
-            case EqualTo(attribute=("queue",), value=value):
-                self.queues = _both(self.queues, [value])
-            case In(attribute=("queue",), value=values):
-                self.queues = _both(self.queues, values)
-            case _:
-                self._push_time(filter_)
-                return False
-        return True
-
-    def push_queue(self, filter_: Filter) -> bool:
-        """Like :meth:`push`, for tables in which Redis can only filter by queue."""
-        is_queue = getattr(filter_, "attribute", None) == ("queue",)
-        return is_queue and self.push(filter_)
-
-    def _push_time(self, filter_: Filter) -> None:
-        if getattr(filter_, "attribute", None) != ("finished_at",):
-            return
-        value = getattr(filter_, "value", None)
-        if not isinstance(value, datetime) or value.tzinfo is None:
-            return
-        if isinstance(filter_, EqualTo | GreaterThan | GreaterThanOrEqual):
-            low_ms = (value - _EPOCH) // _MS
-            self.low_ms = low_ms if self.low_ms is None else max(self.low_ms, low_ms)
-        if isinstance(filter_, EqualTo | LessThan | LessThanOrEqual):
-            high_ms = -((_EPOCH - value) // _MS)
-            self.high_ms = high_ms if self.high_ms is None else min(self.high_ms, high_ms)
-
-
-def _both(known: frozenset[str] | None, wanted: Collection[Any]) -> frozenset[str]:
-    values = frozenset(wanted)
-    return values if known is None else known & values
 
 
 class _TableReader(DataSourceReader, Generic[OptionsT]):
@@ -170,7 +83,6 @@ class _TableReader(DataSourceReader, Generic[OptionsT]):
     def __init__(self, options: OptionsT, schema: StructType) -> None:
         self._options = options
         self._schema = arrow_schema(schema)
-        self._filters = PushedFilters()
 
 
 # A read of jobs returns each job in the selected states once, while workers move jobs.
@@ -209,7 +121,7 @@ class JobsReader(_TableReader[JobsOptions]):
         """Query the queues and split the read into tasks."""
         with Connection(self._options.config) as connection:
             result: list[InputPartition] = []
-            for keys in select_queues(connection, self._options, self._filters):
+            for keys in select_queues(connection, self._options):
                 result += self._plan(connection, keys)
         # Spark would replace an empty list with a default partition, which read() does not support.
         return result or [JobsPartition()]
@@ -231,7 +143,7 @@ class JobsReader(_TableReader[JobsOptions]):
                 yield job_record_batch(self._schema, constants, page, replies)
 
     def _plan(self, connection: Connection, keys: QueueKeys) -> list[JobsPartition]:
-        states = [state for state in self._options.states if self._filters.allows_state(state)]
+        states = self._options.matching_states
         finished = [state for state in states if state in FINISHED]
         newest = connection.run_many([score_at(keys, state, -1) for state in finished]) if finished else []
         edges = dict(zip(finished, map(_recent_edge, newest), strict=True))
@@ -248,13 +160,13 @@ class JobsReader(_TableReader[JobsOptions]):
             return list_ids(keys, state)
         if edge is None:
             return ids_by_score(keys, state, "-inf", "+inf")
-        low, high = self._filters.time_bounds()
+        low, high = self._options.finished_between
         return ids_by_score(keys, state, max(low, edge, key=float), high)
 
     def _cut_times(self, connection: Connection, keys: QueueKeys, state: str, edge: str) -> list[JobsPartition]:
         """Split the jobs before the edge into time ranges with about the same number of jobs."""
-        low, high = self._filters.time_bounds()
-        high = f"({edge}" if float(edge) <= float(high) else high
+        low, high = self._options.finished_between
+        high = f"({edge}" if float(edge) < float(high.removeprefix("(")) else high
         calls = [count_by_score(keys, state, "-inf", f"({low}"), count_by_score(keys, state, low, high)]
         skipped, count = connection.run_many(calls)
         if not count:
@@ -277,14 +189,6 @@ class JobsReader(_TableReader[JobsOptions]):
     def _parts(self, count: int) -> int:
         max_parts = self._options.partitions or 2 * (os.cpu_count() or 1)
         return max(1, min(max_parts, count // self._options.min_rows))
-
-
-class PushdownJobsReader(JobsReader):
-    """A reader that lets Redis apply filters. Spark rejects it unless filter pushdown is enabled."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Apply filters on state, queue and ``finished_at``; return the filters that Spark must still apply."""
-        return [item for item in filters if not self._filters.push(item)]
 
 
 def _recent_edge(newest: str | None) -> str:
@@ -347,7 +251,7 @@ class EventsReader(_TableReader[EventsOptions]):
         options = self._options
         unsupported: list[QueueKeys] | None = [] if options.skip_unsupported else None
         with Connection(options.config) as connection:
-            queues = select_queues(connection, options, self._filters)
+            queues = select_queues(connection, options)
             spans = [
                 (keys.queue, span, span.expect or 0)
                 for keys, state in zip(queues, read_states(connection, queues, unsupported), strict=True)
@@ -382,26 +286,10 @@ class CountsReader(_TableReader[CountsOptions]):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - there is only one
         """Count the jobs. Runs in a different process from :meth:`partitions`."""
         with Connection(self._options.config) as connection:
-            queues = select_queues(connection, self._options, self._filters)
+            queues = select_queues(connection, self._options)
             numbers = iter(connection.run_many([state_size(keys, state) for keys in queues for state in STATES]))
         for keys in queues:
             yield count_record_batch(self._schema, keys.queue, {state: next(numbers) for state in STATES})
-
-
-class _PushesQueues(_TableReader[OptionsT]):
-    """A reader that queries only the queues that a filter names. Spark rejects it unless filter pushdown is enabled."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Apply filters on the queue; return the filters that Spark must still apply."""
-        return [item for item in filters if not self._filters.push_queue(item)]
-
-
-class PushdownEventsReader(_PushesQueues[EventsOptions], EventsReader):
-    """A reader of events that accepts filters."""
-
-
-class PushdownCountsReader(_PushesQueues[CountsOptions], CountsReader):
-    """A reader of counts that accepts filters."""
 
 
 def _cut_stream(connection: Connection, keys: QueueKeys, state: StreamState | None, size: int) -> list[EntryRange]:

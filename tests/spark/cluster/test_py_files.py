@@ -28,6 +28,7 @@ def wheel_as_zip(archive: Path) -> Path:
         for path in sorted((ROOT / "bulltask").rglob("*")):
             if path.is_file() and path.parent.name != "__pycache__":
                 wheel.write(path, path.relative_to(ROOT))
+        wheel.write(ROOT / "pyspark_bulltask.py", "pyspark_bulltask.py")
     return archive
 
 

@@ -70,6 +70,15 @@ def test_1000_jobs_are_sent_run_by_a_worker_and_gathered(
     assert all(row["finished_at"] is not None for row in rows)
 
 
+def test_sparks_jobs_have_a_description(send: Callable[..., EnqueueResult], spark: SparkSession) -> None:
+    send(10, write_id="described")
+    context = spark.sparkContext
+    found: Any = context._jsc.sc().statusStore().jobsList(None)
+    descriptions = {str(found.apply(n).description()) for n in range(found.size())}
+    assert "Some(bulltask: enqueue rows in queue default, write described)" in descriptions
+    assert context.getLocalProperty("spark.job.description") is None
+
+
 def test_a_retried_write_adds_nothing_even_if_its_jobs_were_removed(
     send: Callable[..., EnqueueResult], redis_client: redis.Redis
 ) -> None:
@@ -176,7 +185,7 @@ def test_invalid_rows_are_collected_with_their_reasons(
     spark: SparkSession, broker_url: str, redis_client: redis.Redis
 ) -> None:
     """They are the user's rows, which can be corrected and sent with the same write id."""
-    rows = [(1, "double", 0.5), (2, None, 0.5), (3, "double", float("nan")), (4, "double", 1.5)]
+    rows = [(1, "double", 0.5), (2, None, 2.5), (3, "double", float("nan")), (4, "double", 1.5)]
     frame = spark.createDataFrame(rows, "key int, task string, n double").coalesce(1)
 
     def send(frame: DataFrame, **options: Any) -> EnqueueResult:

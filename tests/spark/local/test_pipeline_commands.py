@@ -74,6 +74,25 @@ def test_enqueue_and_gather_add_jobs_and_write_their_results(
     summary = output_of(run("gather", "one", "--queue", "mail", "--out", str(tmp_path / "out"), *CONF))
     assert [line.split() for line in summary.splitlines()[1:]] == [["completed", "1"], ["unfinished", "2"]]
     assert spark.read.parquet(str(tmp_path / "out")).where("state = 'completed'").first()["return_value"] == '"done"'  # type: ignore[index]
+    invalid, rejected = str(tmp_path / "invalid"), str(tmp_path / "rejected")
+    spark.sql("SELECT n, IF(n = 'NaN', NULL, 'send') AS task FROM VALUES (1D), (double('NaN')) AS t(n)").write.parquet(
+        invalid
+    )
+    args = (
+        "enqueue",
+        invalid,
+        "--queue",
+        "mail",
+        "--name-col",
+        "task",
+        "--data-cols",
+        "n",
+        "--rejected",
+        rejected,
+        *CONF,
+    )
+    assert f"1 invalid row in {rejected}; see the column rejected_reason\n2 rows: 1 job" in output_of(run(*args))
+    assert "a row has no name" in spark.read.parquet(rejected).first()["rejected_reason"]  # type: ignore[index]
     failed = run("enqueue", rows, "--queue", "mail", "--name", "send", "--data-cols", "m", *CONF)
     assert "has no column 'm'" in output_of(failed, 1)
     assert "either --name or --name-col" in output_of(run("enqueue", rows, "--queue", "mail", "--data-cols", "n"), 2)

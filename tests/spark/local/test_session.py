@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+import redis
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import udf
@@ -28,7 +29,6 @@ def test_a_session_has_the_settings_that_the_tables_need(spark: SparkSession) ->
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.conf.get("spark.sql.parquet.outputTimestampType") == "TIMESTAMP_MICROS"
     assert spark.conf.get("spark.sql.sources.partitionOverwriteMode") == "dynamic"
-    assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
     assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
     assert spark.sparkContext.uiWebUrl is None
 
@@ -43,6 +43,11 @@ def test_a_registered_source_is_read_by_its_default_name(spark: SparkSession, ma
     assert {(job.name, job.data) for job in jobs.collect()} == {("send", '{"to":"a"}'), ("send", '{"to":"b"}')}
 
 
+def test_spark_finds_the_source_without_register(spark: SparkSession, mail: str) -> None:
+    other = spark.newSession()
+    assert other.read.format("bulltask").options(url=mail, queue="mail", state="wait").load().count() == 2
+
+
 def test_a_source_may_be_registered_under_a_custom_name(spark: SparkSession, mail: str) -> None:
     register(spark, "jobs_of_bulltask")
     jobs = spark.read.format("jobs_of_bulltask").options(url=mail, queue="mail", state="wait").load()
@@ -55,6 +60,25 @@ def test_an_sql_view_is_read(spark: SparkSession, mail: str) -> None:
     )
     assert spark.sql("SELECT count(*) FROM mails WHERE name = 'send'").collect()[0][0] == 2
     spark.catalog.dropTempView("mails")
+
+
+def test_rows_are_inserted_in_sql_into_a_view_or_a_table(
+    spark: SparkSession, mail: str, redis_client: redis.Redis
+) -> None:
+    spark.sql(
+        f"CREATE OR REPLACE TEMPORARY VIEW new_mails (name STRING, data STRING) "
+        f"USING bulltask OPTIONS (url '{mail}', queue 'mail')"
+    )
+    spark.sql("CREATE TABLE sent_mails (name STRING, data STRING) USING bulltask")
+    try:
+        spark.sql("INSERT INTO new_mails VALUES ('send', '{}')")
+        spark.sql(f"INSERT INTO sent_mails WITH (`queue` = 'mail', `url` = '{mail}') VALUES ('send', '{{}}')")
+        assert redis_client.llen("bull:{mail}:wait") == 4
+        with pytest.raises(PySparkException, match=r"BULLTASK_COLUMN_MISSING.*INSERT INTO .* WITH \(`queue`"):
+            spark.sql("INSERT INTO sent_mails VALUES ('send', '{}')")
+    finally:
+        spark.sql("DROP TABLE sent_mails")
+        spark.catalog.dropTempView("new_mails")
 
 
 def test_an_sql_table_without_its_options_is_an_error(spark: SparkSession) -> None:
@@ -75,8 +99,9 @@ def test_an_invalid_option_fails_a_query_before_it_starts(
 ) -> None:
     tracker = spark.sparkContext.statusTracker()
     before = set(tracker.getJobIdsForGroup())
-    with pytest.raises(PySparkException, match=rf"\[BULLTASK_OPTION_{code}\].*{name}"):
+    with pytest.raises(PySparkException, match=rf"\[BULLTASK_OPTION_{code}\].*{name}") as caught:
         spark.read.format("bulltask").options(queue="mail").option(name, value).load().collect()
+    assert "Traceback" not in str(caught.value)
     assert set(tracker.getJobIdsForGroup()) == before
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import redis
-from pyspark.sql.datasource import DataSourceReader, EqualTo
+from pyspark.sql.datasource import DataSourceReader
 
 from bulltask.errors import EventsLostError
 from bulltask.queue import Queue
@@ -183,19 +183,3 @@ def test_counts_contain_the_number_of_jobs_per_queue_and_state(
     }
     assert sum(row["jobs"] for row in rows if row["queue"] == "empty") == 0
     assert len(rows) == 16
-
-
-@pytest.mark.parametrize("table", ["events", "counts"])
-def test_a_pushed_down_queue_filter_reads_only_that_queue(
-    make_reader: Callable[..., Any], read_rows: Callable[..., Rows], queue: Queue, broker_url: str, table: str
-) -> None:
-    queue.add("send")
-    with Queue("bills", broker_url) as bills:
-        bills.add("pay")
-    reader = make_reader(table=table, queue="*", pushdown="true")
-    filters: list[Any] = [EqualTo(("queue",), "bills"), EqualTo(("state",), "wait")]
-
-    remaining = reader.pushFilters(filters)
-
-    assert remaining == filters[1:]
-    assert {row["queue"] for row in read_rows(reader)} == {"bills"}

@@ -133,6 +133,37 @@ def test_finished_jobs_are_partitioned_by_time(
     assert by_id(rows) == by_id([as_row(redis_client, row["state"], row["id"]) for row in rows])
 
 
+def test_only_jobs_that_finished_in_a_period_are_requested_from_redis(
+    read: Read,
+    queue: Queue,
+    manual_worker: ManualWorker,
+    redis_client: redis.Redis,
+    commands: Callable[[], list[str]],
+) -> None:
+    add(queue, 12)
+    ids = [manual_worker.complete() for _ in range(8)]
+    age_jobs(redis_client, "completed", lambda number: number)
+    first, last = (
+        datetime.fromtimestamp(int(redis_client.zscore(BASE + "completed", ids[n]) or 0) / 1000, UTC) for n in (2, 5)
+    )
+    fraction = timedelta(microseconds=400)
+    commands()
+
+    def ids_between(since: datetime, until: datetime) -> list[str]:
+        rows = read(state=EVERY_STATE, since=str(since), until=str(until), **SMALL_PARTITIONS)
+        return sorted((row["id"] for row in rows), key=ids.index)
+
+    assert ids_between(first, last) == ids[2:5]
+    sent = [command for command in commands() if "bull:" in command]
+    assert not [command for command in sent if f"{BASE}wait" in command or f"{BASE}active" in command]
+    assert len([command for command in sent if command.startswith("HMGET")]) == 3
+    assert ids_between(first + fraction, last + fraction) == ids[3:6]
+    assert ids_between(first - fraction, last - fraction) == ids[2:5]
+    assert ids_between(last, first) == []
+    assert {row["id"] for row in read(since=str(last))} == set(ids[5:])
+    assert read(state="wait", since=str(first)) == []
+
+
 def test_a_read_without_jobs_has_one_empty_partition(
     make_reader: Callable[..., DataSourceReader], read_rows: Callable[..., Any]
 ) -> None:

@@ -50,8 +50,16 @@ def test_a_batch_read_requires_only_a_queue() -> None:
     options = jobs(queue="emails")
     assert (options.queues, options.every, options.table) == (("emails",), False, "jobs")
     assert options.states == ("completed", "failed")
-    assert (options.partitions, options.min_rows, options.fetch_size, options.pushdown) == (None, 1_000, 1_000, False)
+    assert (options.partitions, options.min_rows, options.fetch_size) == (None, 1_000, 1_000)
     assert options.config.broker_url == "redis://localhost:6379/0"
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [("1970-01-01", 0), ("1970-01-01T01:00:00.001001+01:00", 2), ("1970-01-01 00:00:01", 1_000), ("", None)],
+)
+def test_a_time_is_in_utc_and_in_whole_milliseconds(text: str, ms: int | None) -> None:
+    assert jobs(queue="emails", since=text).since_ms == jobs(queue="emails", until=text).until_ms == ms
 
 
 def test_a_stream_limits_batches_aligns_queues_and_fails_on_data_loss() -> None:
@@ -147,7 +155,8 @@ def test_options_that_spark_adds_are_accepted() -> None:
         (JobsOptions, "numPartitions", "two"),
         (JobsOptions, "minRowsPerPartition", "-1"),
         (JobsOptions, "fetchSize", "1e3"),
-        (JobsOptions, "pushdown", "maybe"),
+        (JobsOptions, "since", "yesterday"),
+        (JobsOptions, "until", "1760000000000"),
         (JobsOptions, "table", "events_"),
         (JobsOptions, "prefix", "a\nb"),
         (JobsOptions, "queueHashTag", "perhaps"),
