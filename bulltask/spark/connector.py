@@ -79,8 +79,8 @@ def _in_one_line(method: Callable[P, R]) -> Callable[P, R]:
 class BulltaskSource(DataSource):
     """The data source of ``format("bulltask")``: checks the options and returns the reader or writer of a table.
 
-    No reader accepts filters (``pushFilters``). Spark up to 4.3 keeps the plan of a filtered read with the DataFrame,
-    and uses it for later queries with other filters. Options restrict a read instead: see ADR 54.
+    No reader accepts filters (``pushFilters``), because Spark would use the plan of a filtered read for later queries
+    with other filters. Options restrict a read instead: see ADR 54.
     """
 
     @classmethod
@@ -284,12 +284,12 @@ def jobs(
         ConfigError: A column does not exist. Other invalid arguments are reported when Spark reads the rows.
     """
     values = {"state": ",".join([states] if isinstance(states, str) else states)}
-    for name in ("since", "until"):
-        if (moment := cast("datetime | None", options.pop(name, None))) is not None:  # type: ignore[misc]
-            values[name] = moment.isoformat()
+    period = {"since": options.get("since"), "until": options.get("until")}
+    values |= {name: moment.isoformat() for name, moment in period.items() if moment is not None}
     if partitions is not None:
         values["numPartitions"] = str(partitions)
-    return _batch(spark, "jobs", columns, _options(queues, options) | values)
+    connection = cast("BrokerOptions", {name: value for name, value in options.items() if name not in period})
+    return _batch(spark, "jobs", columns, _options(queues, connection) | values)
 
 
 def events(
@@ -449,6 +449,9 @@ def enqueue_stream(
     JobsStreamWriter(read_options(WriteOptions, writer_options), rows.schema, overwrite=False)  # report errors now
     register(df.sparkSession)
     writer = rows.writeStream.format("bulltask").outputMode("append").options(**writer_options)
+    # For the Spark UI. Two running queries cannot have the same name.
+    if (title := f"bulltask: enqueue rows in queue {queue}") not in [q.name for q in df.sparkSession.streams.active]:
+        writer = writer.queryName(title)
     writer = writer.option("checkpointLocation", checkpoint)
     if options.get("available_now", False):
         return writer.trigger(availableNow=True).start()

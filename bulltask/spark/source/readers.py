@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic
+from zlib import crc32
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -48,7 +49,14 @@ from bulltask.spark.source.offsets import (
     first_offset,
     with_stream_end,
 )
-from bulltask.spark.source.options import CountsOptions, EventsOptions, JobsOptions, OptionsT, StreamOptions
+from bulltask.spark.source.options import (
+    CountsOptions,
+    EventsOptions,
+    JobsOptions,
+    OptionsT,
+    ReadOptions,
+    StreamOptions,
+)
 from bulltask.spark.source.planning import (
     BatchLimits,
     EntryRange,
@@ -72,6 +80,7 @@ __all__ = [
     "EventsStreamReader",
     "JobsPartition",
     "JobsReader",
+    "QueueShare",
 ]
 
 _log = logging.getLogger(__name__)  # without a handler, it writes to the driver's stderr
@@ -85,33 +94,49 @@ class _TableReader(DataSourceReader, Generic[OptionsT]):
         self._schema = arrow_schema(schema)
 
 
-# A read of jobs returns each job in the selected states once, while workers move jobs.
+# Spark keeps the plan of a read with its DataFrame or view and uses it for later queries, too: see ADR 54. So a plan
+# contains no ids of jobs. It only says how tasks share the jobs, and each task looks up its own share when it runs.
 #
-# The plan queries each queue in one transaction, so that no job is between two states. For states from which workers
-# acquire jobs, the plan contains the ids. Completed and failed jobs keep their state, so they are split by the time at
-# which they finished. The plan contains ids only for the newest of these jobs, because more jobs may finish in the same
-# millisecond. That time comes from the worker's clock: if a clock is more than :data:`RECENT_MS` behind, a job that is
-# active in the plan may appear again among the jobs that finished long before.
+# A read of jobs returns each job in the selected states once, while workers move jobs. Tasks share the jobs of a queue
+# by a hash of the id, so a job that moves stays with its task, which lists all states in one transaction, so that no
+# job is between two states. Jobs that had finished long before the plan keep their state: they are shared by the time
+# at which they finished, because a task need not list those of others. That time comes from the worker's clock: if a
+# clock is more than :data:`RECENT_MS` behind, a job may appear a second time among the jobs that finished long before.
 
 
 RECENT_MS: Final = 10_000
-"""The plan lists the ids of jobs that finished within this time before the newest one; workers' clocks may differ."""
+"""Jobs that finished later than this before the newest one of the plan are shared by id; workers' clocks may differ."""
+
+
+@dataclass(frozen=True)
+class QueueShare:
+    """The jobs of a queue that one task reads: those whose ids have the remainder ``number`` when divided by ``count``.
+
+    Of the jobs in a finished state, only those from ``edges[state]`` on, and those within ``ranges[state]``, which are
+    older: bounds of times, in Redis' syntax. ``queue`` is the name without the hash tag.
+    """
+
+    queue: str
+    bullmq_name: str
+    number: int = 0
+    count: int = 1
+    edges: Mapping[str, str] = field(default_factory=dict)
+    ranges: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    def has(self, job_id: str) -> bool:
+        """Return whether a job belongs to this share, unless it had finished long before the plan."""
+        return self.count == 1 or crc32(job_id.encode("utf-8", "surrogatepass")) % self.count == self.number
 
 
 @dataclass(frozen=True)
 class JobsPartition(InputPartition):
-    """The jobs of one state that one task reads: those with these ids or, without ids, those of a time range.
+    """The shares of queues that one task reads.
 
-    They finished between ``low`` and ``high``, bounds in Redis' syntax. ``queue`` is the name without the hash tag;
-    ``""`` for a partition without jobs.
+    With ``*``, one task has the names of all planned queues, and also reads the queues that have been created since.
     """
 
-    queue: str = ""
-    bullmq_name: str = ""
-    state: str = ""
-    low: str = ""
-    high: str = ""
-    ids: Sequence[str] = field(default=(), repr=False)
+    shares: tuple[QueueShare, ...] = ()
+    planned: frozenset[str] | None = None
 
 
 class JobsReader(_TableReader[JobsOptions]):
@@ -120,75 +145,106 @@ class JobsReader(_TableReader[JobsOptions]):
     def partitions(self) -> list[InputPartition]:
         """Query the queues and split the read into tasks."""
         with Connection(self._options.config) as connection:
-            result: list[InputPartition] = []
-            for keys in select_queues(connection, self._options):
-                result += self._plan(connection, keys)
+            queues = select_queues(connection, self._options)
+            shares = [share for keys in queues for share in self._plan(connection, keys)]
         # Spark would replace an empty list with a default partition, which read() does not support.
-        return result or [JobsPartition()]
+        count = max(1, min(len(shares), self._max_parts))
+        planned = _planned(self._options, queues)
+        return [JobsPartition(tuple(shares[number::count]), None if number else planned) for number in range(count)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one partition as Arrow record batches. Runs in a different process from :meth:`partitions`."""
         assert isinstance(partition, JobsPartition)
-        if not partition.queue:
-            return
-        keys = QueueKeys(self._options.config.prefix, partition.bullmq_name, partition.queue)
-        constants = {"queue": partition.queue, "state": partition.state}
-        names = hash_fields(self._schema.names)
         with Connection(self._options.config) as connection:
-            call = ids_by_score(keys, partition.state, partition.low, partition.high)
-            ids = partition.ids or connection.run(call)
-            for start in range(0, len(ids), self._options.fetch_size):
-                page = ids[start : start + self._options.fetch_size]
-                replies = connection.run_many([job_fields(keys, job_id, names) for job_id in page])
-                yield job_record_batch(self._schema, constants, page, replies)
+            for share in partition.shares:
+                yield from self._read_share(connection, share)
+            for keys in _new_queues(connection, self._options, partition.planned):
+                yield from self._read_share(connection, QueueShare(keys.queue, keys.name))
 
-    def _plan(self, connection: Connection, keys: QueueKeys) -> list[JobsPartition]:
+    def _read_share(self, connection: Connection, share: QueueShare) -> Iterator[pa.RecordBatch]:
+        keys = QueueKeys(self._options.config.prefix, share.bullmq_name, share.queue)
         states = self._options.matching_states
-        finished = [state for state in states if state in FINISHED]
-        newest = connection.run_many([score_at(keys, state, -1) for state in finished]) if finished else []
-        edges = dict(zip(finished, map(_recent_edge, newest), strict=True))
-        calls = [self._listing(keys, state, edges.get(state)) for state in states]
-        result: list[JobsPartition] = []
+        calls = [self._listing(keys, state, share.edges.get(state, "-inf")) for state in states]
         for state, ids in zip(states, connection.run_atomically(calls) if calls else (), strict=True):
-            result += self._cut_times(connection, keys, state, edges[state]) if state in edges else []
-            result += self._cut_ids(keys, state, ids)
-        return result
+            yield from self._read_jobs(connection, keys, state, list(filter(share.has, ids)))
+        for state, (low, high) in share.ranges.items():
+            yield from self._read_jobs(connection, keys, state, connection.run(ids_by_score(keys, state, low, high)))
 
-    def _listing(self, keys: QueueKeys, state: str, edge: str | None) -> Call[list[str]]:
-        """Return the call for all ids in a state or, for completed and failed jobs, the ids from the edge on."""
+    def _read_jobs(
+        self, connection: Connection, keys: QueueKeys, state: str, ids: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        constants, names = {"queue": keys.queue, "state": state}, hash_fields(self._schema.names)
+        for start in range(0, len(ids), self._options.fetch_size):
+            page = ids[start : start + self._options.fetch_size]
+            replies = connection.run_many([job_fields(keys, job_id, names) for job_id in page])
+            yield job_record_batch(self._schema, constants, page, replies)
+
+    def _listing(self, keys: QueueKeys, state: str, edge: str) -> Call[list[str]]:
+        """Return the call for the ids in a state; for finished jobs, from the edge on."""
         if state in LISTS:
             return list_ids(keys, state)
-        if edge is None:
-            return ids_by_score(keys, state, "-inf", "+inf")
-        low, high = self._options.finished_between
-        return ids_by_score(keys, state, max(low, edge, key=float), high)
+        low, high = self._options.finished_between if state in FINISHED else ("-inf", "+inf")
+        return ids_by_score(keys, state, max(low, edge, key=float) if state in FINISHED else low, high)
 
-    def _cut_times(self, connection: Connection, keys: QueueKeys, state: str, edge: str) -> list[JobsPartition]:
-        """Split the jobs before the edge into time ranges with about the same number of jobs."""
+    def _plan(self, connection: Connection, keys: QueueKeys) -> list[QueueShare]:
+        states = self._options.matching_states
+        finished = [state for state in states if state in FINISHED]
+        low, high = self._options.finished_between
+        calls: list[Call[Any]] = [
+            count_by_score(keys, state, low, high) if state in FINISHED else state_size(keys, state) for state in states
+        ]
+        calls += [score_at(keys, state, -1) for state in finished]
+        replies = connection.run_atomically(calls) if calls else []  # fails early if the keys are in several slots
+        count = self._parts(sum(replies[: len(states)]))
+        if count == 1:
+            return [QueueShare(keys.queue, keys.name)]
+        edges = dict(zip(finished, map(_recent_edge, replies[len(states) :]), strict=True))
+        ranges = {state: self._cut_times(connection, keys, state, edge) for state, edge in edges.items()}
+        return [
+            QueueShare(
+                keys.queue,
+                keys.name,
+                number,
+                count,
+                edges,
+                {state: spans[number] for state, spans in ranges.items() if number < len(spans)},
+            )
+            for number in range(count)
+        ]
+
+    def _cut_times(self, connection: Connection, keys: QueueKeys, state: str, edge: str) -> list[tuple[str, str]]:
+        """Split the times before the edge into ranges with about the same number of jobs."""
         low, high = self._options.finished_between
         high = f"({edge}" if float(edge) < float(high.removeprefix("(")) else high
         calls = [count_by_score(keys, state, "-inf", f"({low}"), count_by_score(keys, state, low, high)]
         skipped, count = connection.run_many(calls)
         if not count:
             return []
-        partition_count = self._parts(count)
-        ranks = [skipped + count * number // partition_count for number in range(1, partition_count)]
+        range_count = self._parts(count)
+        ranks = [skipped + count * number // range_count for number in range(1, range_count)]
         scores = connection.run_many([score_at(keys, state, rank) for rank in ranks]) if ranks else []
         cut_scores = {score for score in scores if score and float(low) < float(score) < float(high.removeprefix("("))}
         cuts = sorted(cut_scores, key=float)
-        bounds = zip([low, *cuts], [*(f"({cut}" for cut in cuts), high], strict=True)
-        return [JobsPartition(keys.queue, keys.name, state, begin, end) for begin, end in bounds]
-
-    def _cut_ids(self, keys: QueueKeys, state: str, ids: Sequence[str]) -> list[JobsPartition]:
-        size = -(-len(ids) // self._parts(len(ids)))
-        return [
-            JobsPartition(keys.queue, keys.name, state, ids=ids[start : start + size])
-            for start in range(0, len(ids), size or 1)
-        ]
+        return list(zip([low, *cuts], [*(f"({cut}" for cut in cuts), high], strict=True))
 
     def _parts(self, count: int) -> int:
-        max_parts = self._options.partitions or 2 * (os.cpu_count() or 1)
-        return max(1, min(max_parts, count // self._options.min_rows))
+        return max(1, min(self._max_parts, count // self._options.min_rows))
+
+    @property
+    def _max_parts(self) -> int:
+        return self._options.partitions or 2 * (os.cpu_count() or 1)
+
+
+def _planned(options: ReadOptions, queues: Sequence[QueueKeys]) -> frozenset[str] | None:
+    """Return BullMQ's names of the planned queues, if later queues are to be read as well."""
+    return frozenset(keys.name for keys in queues) if options.every else None
+
+
+def _new_queues(connection: Connection, options: ReadOptions, planned: frozenset[str] | None) -> list[QueueKeys]:
+    """Return the queues that have been created since the plan; none if ``planned`` is ``None``."""
+    if planned is None:
+        return []
+    return [keys for keys in discover_queues(connection, options).queues if keys.name not in planned]
 
 
 def _recent_edge(newest: str | None) -> str:

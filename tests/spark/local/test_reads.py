@@ -62,6 +62,8 @@ def test_a_dataframe_or_view_returns_the_rows_of_each_querys_own_filter(
             assert frame.count() == 50
             assert spark.sql("SELECT * FROM filtered_mail WHERE state = 'wait' AND queue = 'mail'").count() == 30
             assert spark.sql("SELECT * FROM filtered_mail WHERE queue = 'other'").count() == 0
+        add(mail, 5)
+        assert (frame.count(), spark.sql("SELECT * FROM filtered_mail").count()) == (55, 55)
     finally:
         spark.conf.set(pushdown, default or "false")
         spark.catalog.dropTempView("filtered_mail")
