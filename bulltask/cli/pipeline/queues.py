@@ -725,7 +725,7 @@ def enqueue_command(
     given: Any = {"on_nan": options["on_nan"], "on_invalid_rows": "error" if rejected is None else "collect"}
     given |= {} if write_id is None else {"write_id": write_id}
     result = enqueue_file(spark, file, queue, names, **source.keywords, **given)
-    if result.rejected_rows is not None and result.rejected:
+    if rejected is not None and result.rejected_rows is not None and result.rejected:
         result.rejected_rows.write.mode("append").parquet(rejected)
         click.echo(f"{pluralize(result.rejected, 'invalid row')} in {rejected}; see the column rejected_reason")
     click.echo(

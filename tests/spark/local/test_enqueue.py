@@ -117,10 +117,11 @@ def test_equal_rows_are_collapsed_kept_or_rejected(
 
 def sent_data(redis_client: redis.Redis) -> list[str]:
     """Return the data of the waiting jobs, sorted."""
-    return sorted(str(redis_client.hget(f"bull:{{default}}:{id_}", "data")) for id_ in redis_client.lrange(WAIT, 0, -1))
+    waiting: Any = redis_client.lrange(WAIT, 0, -1)
+    return sorted(str(redis_client.hget(f"bull:{{default}}:{id_}", "data")) for id_ in waiting)
 
 
-EXACT = [
+EXACT: list[tuple[Any, Any, Any]] = [
     ("9999999999999999.98", "2026-11-30 10:00:00.000001", [1.5]),
     ("9999999999999999.99", "2026-11-30 10:00:00.000001", [1.5]),
     ("9999999999999999.99", "2026-11-30 10:00:00.000002", [1.5]),
