@@ -268,12 +268,17 @@ def test_jobs_at_the_boundary_of_recent_jobs_are_read_once(
 
 
 def test_all_states_of_a_queue_are_listed_in_one_transaction(
-    read: Read, queue: Queue, commands: Callable[[], list[str]]
+    make_reader: Callable[..., DataSourceReader],
+    read_rows: Callable[..., Any],
+    queue: Queue,
+    commands: Callable[[], list[str]],
 ) -> None:
     add(queue, 3)
+    reader = make_reader(state=EVERY_STATE)
+    parts = reader.partitions()
     commands()
 
-    read(state=EVERY_STATE)
+    read_rows(reader, parts)
 
     sent = [command.split()[0] for command in commands()]
     inside = sent[sent.index("MULTI") + 1 : sent.index("EXEC")]
