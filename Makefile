@@ -43,7 +43,7 @@ help:  ## list the targets (this is the default)
 demo: $(VENV)/demo.stamp  ## run jobs, with a retry and the recovery from a crash, on a temporary server
 	$(BIN)/python examples/demo/run.py $(ARGS)
 
-demo-spark: $(VENV)/demo-spark.stamp  ## run the data pipeline: 100,000 jobs from a DataFrame, tables of their events, a report; needs Java
+demo-spark: $(VENV)/demo-spark.stamp  ## run the data pipeline: 40,000 jobs from a DataFrame, tables of their events, a report; needs Java
 	$(BIN)/python examples/history/run.py $(ARGS)
 
 # Tests start a thousand processes. With PYTHONDONTWRITEBYTECODE, each would compile bulltask again, which takes 0.3 s.
@@ -127,7 +127,7 @@ $(VENV)/demo.stamp: $(SOURCES) $(CONSTRAINTS) | $(BIN)/python
 
 $(VENV)/demo-spark.stamp: $(SOURCES) $(CONSTRAINTS) | $(BIN)/python
 	@echo "make: installing into $(VENV), including Spark: a few minutes and 900 MB"
-	$(BIN)/pip install -q -c $(CONSTRAINTS) -e '.[demo,report,spark]'
+	$(BIN)/pip install -q -c $(CONSTRAINTS) -e '.[demo,report,spark]' duckdb
 	@touch $@ $(VENV)/demo.stamp
 
 $(VENV)/docs.stamp: pyproject.toml $(LOCK) $(CONSTRAINTS) | $(BIN)/python

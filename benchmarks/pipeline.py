@@ -1,12 +1,22 @@
-"""Measure whether the pipeline keeps up with the events of four queues: ``benchmarks/pipeline.py [--seconds 60]``.
+"""Measure the pipeline: ``benchmarks/pipeline.py [keep-up|queues|open-jobs|growth]``.
 
-A separate process writes job events to Redis at a constant rate, by default 20,000 events/s (a quarter of that while
-the JVM warms up), to streams of 100,000 entries, like BullMQ's scripts: 2% of the jobs fail, and 4% are retried.
-``Pipeline.run`` writes them to a lake at the same time. The program prints a line for each batch, and a
-summary: events/s, the lag at the end, lost events, and the pipeline's CPU time per 100,000 events.
+``keep-up`` (default)
+    Does the pipeline keep up with the events of four queues? A separate process writes job events to Redis at a
+    constant rate, by default 20,000 events/s (a quarter of that while the JVM warms up), to streams of 100,000 entries,
+    like BullMQ's scripts: 2% of the jobs fail, and 4% are retried. ``Pipeline.run`` writes them to a lake at the same
+    time. The program prints a line for each batch, and a summary: events/s, the lag at the end, lost events, and the
+    pipeline's CPU time per 100,000 events. The exit code is 1 if events were lost, or if rows and losses do not add up
+    to all events.
+``queues``
+    How long does a batch take with 20 events of each of 1, 200 and 1,000 queues?
+``open-jobs``
+    How long does a batch of 20,000 events take beside 0, 100,000 and 1,000,000 open jobs?
+``growth``
+    How long do a batch, ``build gold``, a job's history, a search and a report take in a lake of many days, compared
+    with one of a day? :mod:`benchmarks.lake_growth` generates the lakes.
 
-Needs Java, ``bulltask[spark]`` and ``redis-server``, which it starts and stops. The exit code is 1 if events were
-lost, or if rows and losses do not add up to all events.
+Needs Java, ``bulltask[spark,report]`` and ``redis-server``, which it starts and stops. The exit code is 1 if a goal is
+missed.
 """
 
 from __future__ import annotations
@@ -18,18 +28,24 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from statistics import median
 
-import pyarrow.dataset as ds
 import redis
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks import lake_growth
 from benchmarks.processes import tree_cpu_us
-from bulltask.lake.storage import BatchRecord, Ledger
+from bulltask.lake.ledger import BatchRecord, last_record
+from bulltask.lake.reader import TableReader
+from bulltask.lake.storage import Lake
 from bulltask.lake.tables import EVENTS
 from bulltask.spark import Pipeline, session
 from bulltask.testing.worker import RedisServer
@@ -99,15 +115,15 @@ def events_of(record: BatchRecord) -> int:
 class Watch(threading.Thread):
     """A thread that prints each committed batch and the lag."""
 
-    def __init__(self, ledger: Ledger, client: redis.Redis, started: float) -> None:
+    def __init__(self, lake: Lake, client: redis.Redis, started: float) -> None:
         super().__init__(daemon=True)
-        self.ledger, self.client, self.started, self.ended = ledger, client, started, threading.Event()
+        self.lake, self.client, self.started, self.ended = lake, client, started, threading.Event()
         self.read = 0
 
     def run(self) -> None:
         number = 0
         while not self.ended.wait(0.05):
-            head = self.ledger.head()
+            head = last_record(self.lake)
             if head is not None and head.number > number:
                 number, events = head.number, events_of(head)
                 self.read += events
@@ -137,9 +153,8 @@ class Moment:
     cpu_us: int
 
 
-def measure(options: argparse.Namespace, directory: Path) -> int:
-    """Run the measurement; return the exit code."""
-    spark = session("bench", "local[2]", conf=CONF)
+def keep_up(options: argparse.Namespace, spark: SparkSession, directory: Path) -> int:
+    """Measure whether the pipeline keeps up with four queues; return the exit code."""
     stop, is_warm = (multiprocessing.get_context("spawn").Event() for _ in range(2))
     with (
         RedisServer.start(directory / "redis", flavor="redis") as server,
@@ -157,8 +172,8 @@ def measure(options: argparse.Namespace, directory: Path) -> int:
             trigger=options.trigger,
             max_events_per_trigger=options.max_events_per_trigger,
         )
-        ledger, query = Ledger(pipeline.layout), pipeline.run()
-        watch = Watch(ledger, client, time.monotonic())
+        query = pipeline.run()
+        watch = Watch(Lake(pipeline.lake.root), client, time.monotonic())
         watch.start()
 
         def now() -> Moment:
@@ -176,10 +191,10 @@ def measure(options: argparse.Namespace, directory: Path) -> int:
         query.stop()
         watch.ended.set()
         pipeline.run(available_now=True).awaitTermination()
-        rows = ds.dataset(pipeline.layout.table(EVENTS), format="parquet").count_rows()
-        head = ledger.head()
+        reader = TableReader(pipeline.lake)
+        rows = reader.count(EVENTS, reader.days(EVENTS))
+        head = last_record(pipeline.lake)
         lost = 0 if head is None else sum(head.lost.values())
-        spark.stop()
         return show(options, start, end, (rows, lost, added(client)))
 
 
@@ -198,8 +213,121 @@ def show(options: argparse.Namespace, start: Moment, end: Moment, counts: tuple[
     return int(lost > 0 or not is_complete)
 
 
+LIFECYCLES = """
+-- KEYS[1] events, KEYS[2] meta; ARGV: first new job, last new job + 1, whether they complete (1 or 0)
+redis.call('HSET', KEYS[2], 'opts.maxLenEvents', 10000000)
+for id = tonumber(ARGV[1]), ARGV[2] - 1 do
+  redis.call('XADD', KEYS[1], '*', 'event', 'added', 'jobId', id, 'name', 'send_mail')
+  redis.call('XADD', KEYS[1], '*', 'event', 'waiting', 'jobId', id)
+  if ARGV[3] == '1' then
+    redis.call('XADD', KEYS[1], '*', 'event', 'active', 'jobId', id, 'prev', 'waiting')
+    redis.call('XADD', KEYS[1], '*', 'event', 'completed', 'jobId', id, 'returnvalue', 'null', 'prev', 'active')
+  end
+end
+"""
+_JOBS_PER_CALL = 5_000
+
+
+@dataclass
+class Queues:
+    """Queues on a server, and a pipeline that reads them."""
+
+    client: redis.Redis
+    pipeline: Pipeline
+    jobs: int = 0
+
+    def add(self, queues: int, jobs: int, *, complete: bool = True) -> None:
+        """Write the events of new jobs to the first of the queues: two, or four if the jobs complete."""
+        script = self.client.register_script(LIFECYCLES)
+        for start in range(self.jobs + 1, self.jobs + jobs + 1, _JOBS_PER_CALL):
+            limit = min(start + _JOBS_PER_CALL, self.jobs + jobs + 1)
+            with self.client.pipeline(transaction=False) as calls:
+                for number in range(queues):
+                    keys = [f"bull:{{q{number:04}}}:events", f"bull:{{q{number:04}}}:meta"]
+                    script(keys=keys, args=[start, limit, int(complete)], client=calls)
+                calls.execute()
+        self.jobs += jobs
+
+    def batch_ms(self) -> int:
+        """Write all events to the lake; return how long the batches took, without the start of the query."""
+        query = self.pipeline.run(available_now=True)
+        query.awaitTermination()
+        return sum(progress.durationMs["triggerExecution"] for progress in query.recentProgress)
+
+    def typical_ms(self, queues: int, jobs: int, rounds: int = 5) -> int:
+        """Return how long a batch with events of some jobs of each queue usually takes, after two to warm up."""
+        times = []
+        for _ in range(rounds + 2):
+            self.add(queues, jobs)
+            times.append(self.batch_ms())
+        return round(median(times[2:]))
+
+
+@contextmanager
+def queues_of_a_server(spark: SparkSession, directory: Path, lake: Path | None = None) -> Iterator[Queues]:
+    """Run a server without queues."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (
+        RedisServer.start(directory / "redis", flavor="redis") as server,
+        redis.Redis.from_url(server.url, decode_responses=True) as client,
+    ):
+        yield Queues(client, Pipeline(spark, lake or directory / "lake", url=server.url))
+
+
+def many_queues(_: argparse.Namespace, spark: SparkSession, directory: Path) -> int:
+    """Measure batches of 20 events of each of many queues; return the exit code."""
+    missed = 0
+    for queues, goal_ms in ((1, None), (200, 3_000), (1_000, 8_000)):
+        with queues_of_a_server(spark, directory / f"{queues}") as measured:
+            missed |= goal(f"a batch of {queues:,} queues x 20 events", measured.typical_ms(queues, 5), goal_ms)
+    return missed
+
+
+def open_jobs(options: argparse.Namespace, spark: SparkSession, directory: Path) -> int:
+    """Measure batches beside many open jobs; return the exit code."""
+    missed, first = 0, None
+    for number in (0, 100_000, 1_000_000):
+        if number > options.max_open_jobs:
+            continue
+        with queues_of_a_server(spark, directory / f"{number}") as measured:
+            measured.add(1, number, complete=False)
+            measured.batch_ms()
+            typical = measured.typical_ms(1, 5_000)
+        first = first or typical
+        missed |= goal(f"a batch of 20,000 events beside {number:,} open jobs", typical, round(1.5 * first))
+    return missed
+
+
+def growth(options: argparse.Namespace, spark: SparkSession, directory: Path) -> int:
+    """Measure lakes of one and of many days; return the exit code."""
+    times: dict[str, list[int]] = {}
+    for days in (1, options.days):
+        root = directory / f"{days} days"
+        started = time.monotonic()
+        lake_growth.write_lake(root, days, options.jobs_per_day)
+        print(f"wrote a lake of {days} days x {options.jobs_per_day:,} jobs in {time.monotonic() - started:.0f} s")
+        with queues_of_a_server(spark, directory / f"server of {days}", root) as measured:
+            times.setdefault("a batch of 20,000 events", []).append(measured.typical_ms(1, 5_000))
+        for name, measure in lake_growth.reads(spark, root, days, options.jobs_per_day).items():
+            rounds = [lake_growth.measured_ms(measure) for _ in range(4)]
+            times.setdefault(name, []).append(round(median(rounds[1:])))
+    return max(goal(f"{name} in {options.days} days", many, round(1.5 * one)) for name, (one, many) in times.items())
+
+
+def goal(name: str, ms: int, goal_ms: int | None) -> int:
+    """Print a result beside its goal; return 1 if it is missed."""
+    missed = goal_ms is not None and ms > goal_ms
+    aim = "" if goal_ms is None else f"  goal {goal_ms:7,} ms  {'MISSED' if missed else 'met'}"
+    print(f"{name:55} {ms:7,} ms{aim}", flush=True)
+    return int(missed)
+
+
+MEASUREMENTS = {"keep-up": keep_up, "queues": many_queues, "open-jobs": open_jobs, "growth": growth}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("measurement", nargs="?", choices=MEASUREMENTS, default="keep-up")
     parser.add_argument("--seconds", type=float, default=60, help="duration of the measurement (60)")
     parser.add_argument("--warm-up", type=float, default=40, help="seconds of JIT warm-up (40)")
     parser.add_argument("--rate", type=int, default=20_000, help="events/s (20000)")
@@ -208,8 +336,17 @@ def main() -> int:
         "--max-events-per-trigger", type=int, default=200_000, help="maximum number of events in a batch (200000)"
     )
     parser.add_argument("--trigger", default="5 seconds", help="interval between batches (5 seconds)")
-    with tempfile.TemporaryDirectory(prefix="bulltask-bench-") as directory:
-        return measure(parser.parse_args(), Path(directory))
+    parser.add_argument("--max-open-jobs", type=int, default=1_000_000, help="for open-jobs (1000000)")
+    parser.add_argument("--days", type=int, default=90, help="for growth (90)")
+    parser.add_argument("--jobs-per-day", type=int, default=1_000_000, help="for growth (1000000)")
+    parser.add_argument("--master", default="local[2]", help="Spark's master (local[2])")
+    options = parser.parse_args()
+    spark = session("bench", options.master, conf=CONF)
+    try:
+        with tempfile.TemporaryDirectory(prefix="bulltask-bench-") as directory:
+            return MEASUREMENTS[options.measurement](options, spark, Path(directory))
+    finally:
+        spark.stop()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from bulltask.cli.app_loader import import_tasks, load_app_or_broker
-from bulltask.cli.options import job_lake_option, redis_options
+from bulltask.cli.options import lake_option, redis_options
 from bulltask.cli.terminal import echo
 from bulltask.config.settings import ENV_PREFIX, read_secret_file
 from bulltask.observe.http_requests import LOCAL_HOSTS
@@ -53,7 +53,7 @@ _STOP_S: Final = 3
     "--anonymous", type=click.Choice(_ROLES), help="The role of users without a login. Only on a loopback address."
 )
 @click.option("--path", default="", metavar="PATH", help="The dashboard's path at the proxy: /tasks.")
-@job_lake_option(required=False)
+@lake_option(required=False)
 @redis_options
 @click.pass_context
 def dashboard(ctx: click.Context, /, *, host: str, port: int, **options: Any) -> None:

@@ -73,6 +73,7 @@ _ROLES: Final = {
 """The roles of :data:`bulltask.transport.permissions.ROLES` that commands need; the others need ``reader``."""
 
 _EXTRAS: Final = {
+    "deltalake": "history",
     "jinja2": "report",
     "numpy": "spark",
     "py4j": "spark",

@@ -6,18 +6,18 @@ The commands import Arrow only when they run, so ``--help`` works without it.
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from bulltask.cli.groups import HintGroup
-from bulltask.cli.options import job_lake_option, json_option, queue_option, time_or_age
+from bulltask.cli.options import json_option, lake_option, queue_option, time_or_age
 from bulltask.cli.terminal import as_table, duration_text, in_one_line, print_json, stamp
 from bulltask.config.process import stop_signals
 
 if TYPE_CHECKING:
     from bulltask.lake.records import JobRecord
+    from bulltask.lake.storage import Lake
 
 __all__ = ["history"]
 
@@ -34,7 +34,7 @@ def history() -> None:
 
 
 @history.command("search", short_help="Search for finished or removed jobs.")
-@job_lake_option(required=True)
+@lake_option()
 @queue_option("Only jobs in this queue.")
 @click.option("--name", help="Only jobs with this task name.")
 @click.option(
@@ -56,7 +56,7 @@ def history() -> None:
 @click.option("--limit", type=int, default=20, show_default=True, help="Jobs per page, up to 1,000.")
 @click.option("--cursor", help="Show the page after this cursor, which the previous page printed.")
 @json_option
-def search(*, lake: Path, limit: int, cursor: str | None, as_json: bool, **filters: Any) -> None:
+def search(*, lake: Lake, limit: int, cursor: str | None, as_json: bool, **filters: Any) -> None:
     """Search for finished or removed jobs, latest first. A job must match all filters.
 
     The search includes unfinished jobs that timed out (open_job_timeout). Only the latest state of a job
@@ -86,9 +86,9 @@ def _row(job: JobRecord) -> tuple[str, ...]:
 
 
 @history.command("serve", short_help="Serve the history as JSON over HTTP.")
-@job_lake_option(required=True)
+@lake_option()
 @click.option("--port", type=click.IntRange(0, 65_535), default=3001, show_default=True, help="TCP port on 127.0.0.1.")
-def serve(*, lake: Path, port: int) -> None:
+def serve(*, lake: Lake, port: int) -> None:
     """Serve the lake's history as JSON over HTTP until Ctrl-C.
 
     It listens on 127.0.0.1 only, without authentication, so any user on this machine can read it. Paths: /search,
@@ -99,6 +99,6 @@ def serve(*, lake: Path, port: int) -> None:
 
     with stop_signals(hangup=True) as wait_for_stop, HistoryServer(History(lake), port) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        click.echo(f"history: {server.url} serves {lake}")
+        click.echo(f"history: {server.url} serves {lake.root}")
         wait_for_stop()
         server.shutdown()

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 from urllib.parse import urlsplit
@@ -21,7 +20,7 @@ import click
 from bulltask.app import App
 from bulltask.cli.app_loader import NotFoundError, existing_keys, existing_queue, load_app_or_broker, own_command
 from bulltask.cli.groups import HintGroup
-from bulltask.cli.options import ExitCode, job_lake_option, job_queue_option, operator_options
+from bulltask.cli.options import ExitCode, job_queue_option, lake_option, operator_options
 from bulltask.cli.terminal import (
     ago,
     as_table,
@@ -53,6 +52,7 @@ from bulltask.transport.scripts.move import CRASHES
 
 if TYPE_CHECKING:
     from bulltask.lake.records import JobHistory
+    from bulltask.lake.storage import Lake
 
 __all__ = [
     "ambiguous",
@@ -91,12 +91,12 @@ def job() -> None:
 
 @job.command("show", short_help="Show a job by ID.")
 @click.argument("job_id", metavar="ID")
-@job_lake_option(required=False)
+@lake_option(required=False)
 @job_queue_option
 @click.option("--no-redis", is_flag=True, help="Read the lake only.")
 @operator_options
 def show(
-    ctx: click.Context, /, *, job_id: str, lake: Path | None, queue: str | None, no_redis: bool, **options: Any
+    ctx: click.Context, /, *, job_id: str, lake: Lake | None, queue: str | None, no_redis: bool, **options: Any
 ) -> None:
     """Show a job by ID: its state, data, result, attempts, events, logs and tracebacks.
 
@@ -154,7 +154,7 @@ def _redis_cli(url: SecretUrl) -> Iterator[str]:
         yield f"--user {quote(url.user)} --askpass" if url.user else "--askpass"
 
 
-def _in_redis(app: App, job_id: str, queue: str | None, lake: Path | None) -> _FoundJob | None:
+def _in_redis(app: App, job_id: str, queue: str | None, lake: Lake | None) -> _FoundJob | None:
     try:
         known: list[str] = []
         if lake is not None and queue is None:
@@ -204,7 +204,7 @@ def job_page(
     return found.state, list(_page(job_id, _with_commands(found, ctx, options, app), None))
 
 
-def _in_lake(lake: Path, job_id: str, queue: str | None, redis_job: _FoundJob | None) -> JobHistory | None:
+def _in_lake(lake: Lake, job_id: str, queue: str | None, redis_job: _FoundJob | None) -> JobHistory | None:
     from bulltask.lake import History  # noqa: PLC0415 - slow
 
     history = History(lake)
@@ -223,9 +223,9 @@ def _to_json(job_id: str, redis_job: _FoundJob | None, history: JobHistory | Non
     return {"id": job_id, "queue": queue, "redis": redis_job and redis_job.to_json(), "history": to_json(history)}
 
 
-def _missing(job_id: str, queue: str | None, lake: Path | None = None, *, in_redis: bool = True) -> NotFoundError:
+def _missing(job_id: str, queue: str | None, lake: Lake | None = None, *, in_redis: bool = True) -> NotFoundError:
     searched = [f"Redis ({'queue ' + queue if queue else 'all queues'})"] if in_redis else []
-    searched += [] if lake is None else [f"the lake {lake}"]
+    searched += [] if lake is None else [f"the lake {lake.root}"]
     hint = "; 'bulltask job show ID --lake DIR' finds jobs that Redis no longer has" if lake is None else ""
     return NotFoundError(safe(f"job {job_id!r} not found in {' or '.join(searched)}{hint}"))
 

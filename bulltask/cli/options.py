@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, timedelta
 from enum import IntEnum
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import click
 
 from bulltask.config.settings import CONFIG_VARIABLE
 from bulltask.config.urls import SecretUrl
-from bulltask.jobs.errors import ConfigError
+from bulltask.jobs.errors import ConfigError, MissingExtraError
 
 __all__ = [
     "ExitCode",
@@ -25,7 +26,6 @@ __all__ = [
     "day",
     "days",
     "duration_option",
-    "job_lake_option",
     "job_queue_option",
     "json_argument",
     "json_option",
@@ -47,6 +47,9 @@ else:
     _ParamType = click.ParamType
 
 _UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+
+
+_SECRET_WORDS: Final = ("SECRET", "KEY", "TOKEN", "PASSWORD", "CREDENTIAL", "SAS")
 
 
 class ExitCode(IntEnum):
@@ -75,19 +78,25 @@ class _BrokerUrl(_ParamType):
         return SecretUrl(value)
 
 
-class _LakeDirectory(click.Path):
-    """A lake's directory; a URL and an empty path are rejected."""
+class _StorageOption(_ParamType):
+    """``KEY=VALUE``. A secret is rejected, because every user of the machine sees the arguments of processes."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from bulltask.lake.storage import check_local  # noqa: PLC0415 - only where a command has a lake
+    name = "KEY=VALUE"
 
-        if value == "":  # such as an unset variable of a shell; as a path, it would be the current directory
-            self.fail("the path is empty", param, ctx)
-        try:
-            check_local(value)
-        except ConfigError as exc:
-            self.fail(str(exc), param, ctx)
-        return super().convert(value, param, ctx)
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        key, separator, text = value.partition("=")
+        if not separator or not key:
+            self.fail("write it like AWS_ENDPOINT_URL=http://localhost:9000", param, ctx)
+        if any(word in key.upper() for word in _SECRET_WORDS):
+            self.fail(
+                f"{key} may be a secret, and every user of this machine can see the arguments of processes: set it as "
+                "an environment variable",
+                param,
+                ctx,
+            )
+        return key, text
 
 
 def broker_option(function: F) -> F:
@@ -183,26 +192,45 @@ def confirmation_options(function: F) -> F:
     return dry_run(click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")(function))
 
 
-def lake_option(function: F) -> F:
-    """Add ``--lake`` to a pipeline command."""
-    return click.option(
-        "--lake",
-        required=True,
-        envvar="BULLTASK_LAKE",
-        type=_LakeDirectory(file_okay=False, resolve_path=True, path_type=Path),
-        help="Directory of the lake (or set BULLTASK_LAKE).",
-    )(function)
+def lake_option(*, required: bool = True, extra: str = "history") -> Callable[[F], F]:
+    """Add ``--lake`` and ``--storage-option``; the command receives a ``Lake``, or ``None`` without the option.
 
+    ``extra`` installs what the command needs.
+    """
 
-def job_lake_option(*, required: bool) -> Callable[[F], F]:
-    """Add ``--lake`` to a command that reads the lake."""
-    return click.option(
-        "--lake",
-        required=required,
-        envvar="BULLTASK_LAKE",
-        type=_LakeDirectory(file_okay=False, path_type=Path),
-        help="Directory of the lake that 'bulltask pipeline' writes (or set BULLTASK_LAKE).",
-    )
+    def decorate(function: F) -> F:
+        @wraps(function)
+        def command(*args: Any, lake: str | None, storage_option: Sequence[tuple[str, str]], **options: Any) -> Any:
+            if lake is None:
+                return function(*args, lake=None, **options)
+            try:
+                from bulltask.lake.storage import Lake  # noqa: PLC0415 - slow, and needs an extra
+
+                opened = Lake(lake, dict(storage_option))
+            except ModuleNotFoundError as exc:
+                raise MissingExtraError(f"{exc.name} is not installed: pip install 'bulltask[{extra}]'") from exc
+            except ConfigError as exc:
+                raise click.BadParameter(str(exc), param_hint="--lake") from exc
+            return function(*args, lake=opened, **options)
+
+        directory = click.option(
+            "--lake",
+            required=required,
+            envvar="BULLTASK_LAKE",
+            metavar="DIRECTORY|URL",
+            help="Directory or URL (s3://, abfss://, gs://) of the lake that 'bulltask pipeline' writes (or set "
+            "BULLTASK_LAKE).",
+        )
+        storage = click.option(
+            "--storage-option",
+            multiple=True,
+            type=_StorageOption(),
+            help="Setting of the object store, such as AWS_ENDPOINT_URL=http://localhost:9000; may be repeated. "
+            "Environment variables with these names count, too; set credentials there.",
+        )
+        return cast(F, directory(storage(command)))
+
+    return decorate
 
 
 def day(text: str) -> date:

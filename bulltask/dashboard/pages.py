@@ -38,6 +38,7 @@ from bulltask.transport.streams import Entry, id_parts, read_back, read_now
 if TYPE_CHECKING:
     from bulltask.dashboard.access import AuditEntry
     from bulltask.lake import History
+    from bulltask.lake.storage import Lake
 
 __all__ = [
     "Charts",
@@ -468,7 +469,7 @@ class Pages:
     However many tabs show a page, it is read once in two seconds, and less often if reading takes long.
     """
 
-    def __init__(self, app: App, lake: str | Path | None = None) -> None:
+    def __init__(self, app: App, lake: str | Path | Lake | None = None) -> None:
         self.app = app
         self.changes = Changes(app)
         self.has_history = lake is not None

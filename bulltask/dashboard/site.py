@@ -20,7 +20,7 @@ from datetime import datetime
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, quote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -73,6 +73,9 @@ from bulltask.queue.flows import Workflow, WorkflowJob
 from bulltask.queue.schedulers import pause_text, rule_text
 from bulltask.queue.search import actions_in
 
+if TYPE_CHECKING:
+    from bulltask.lake.storage import Lake
+
 __all__ = ["Dashboard"]
 
 LIVE_S: Final = 2.0
@@ -110,10 +113,10 @@ class Dashboard:
         app: The app; its tasks can be run from the dashboard. ``App("name", broker_url=…)`` suffices for the rest.
         access: Who may use it.
         path: Its path at the proxy (``"/tasks"``), if the proxy does not send ``X-Forwarded-Prefix``.
-        lake: The directory of the lake that ``bulltask pipeline run`` writes; needs the extra ``history``.
+        lake: The directory or URL of the lake that ``bulltask pipeline run`` writes; needs the extra ``history``.
     """
 
-    def __init__(self, app: App, access: Access, *, path: str = "", lake: str | Path | None = None) -> None:
+    def __init__(self, app: App, access: Access, *, path: str = "", lake: str | Path | Lake | None = None) -> None:
         self._app = app
         self._access = access
         self._path = path.rstrip("/")

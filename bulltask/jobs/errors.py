@@ -95,7 +95,7 @@ def warn_user(text: str) -> None:
     warnings.warn(text, stacklevel=level)
 
 
-SPARK: Final = frozenset({"numpy", "pyarrow", "pyspark", "py4j"})
+SPARK: Final = frozenset({"deltalake", "numpy", "pyarrow", "pyspark", "py4j"})
 """Modules of the libraries in the extra ``spark``."""
 
 

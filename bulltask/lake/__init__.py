@@ -42,7 +42,7 @@ _MODULES: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    return look_up(__name__, name, _MODULES, "history", {"pyarrow"})
+    return look_up(__name__, name, _MODULES, "history", {"deltalake", "pyarrow"})
 
 
 def __dir__() -> list[str]:

@@ -23,10 +23,10 @@ import pyarrow.dataset as ds
 
 from bulltask.jobs import codec
 from bulltask.jobs.errors import ConfigError, did_you_mean
-from bulltask.lake.files import TableReader, check_queues, known_queues, latest_rows, normalize_queue
 from bulltask.lake.log_histogram import GROWTH, ZERO, percentile
+from bulltask.lake.reader import TableReader, check_queues, known_queues, latest_rows, normalize_queue
 from bulltask.lake.records import AttemptRecord, EventRecord, JobHistory, JobPage, JobRecord, SnapshotRecord
-from bulltask.lake.storage import Layout
+from bulltask.lake.storage import Lake
 from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, SNAPSHOTS
 
 __all__ = ["AttemptCount", "Every", "History", "JobCount", "JobFilter", "LatencyPoint", "moment"]
@@ -224,25 +224,27 @@ class History:
         print(history.job(page.jobs[0].id).attempts)
 
     Only the latest state of a job counts: a job that failed and was completed by a later retry counts as completed. The
-    pipeline may write at the same time; each call reads the files that exist at that moment. A call may take seconds:
+    pipeline may write at the same time; each call reads the latest versions of the tables. A call may take seconds:
     in asyncio, run it in a thread. Jobs that have not finished are not in the lake's table of jobs yet; :meth:`job`
     finds their events.
 
     Args:
-        root: The directory of the lake.
+        root: The directory or URL of the lake, as in ``--lake``.
+        storage_options: Settings of the object store, such as ``AWS_ENDPOINT_URL``; default: those of the environment.
 
     Raises:
+        ConfigError: The root is a URL of an unsupported kind.
         LakeError: There is no lake. Every method also raises it if a file cannot be read.
     """
 
-    def __init__(self, root: str | Path) -> None:
-        self._layout = Layout(root)
-        self._reader = TableReader(self._layout)
+    def __init__(self, root: str | Path | Lake, storage_options: Mapping[str, str] | None = None) -> None:
+        self._lake = root if isinstance(root, Lake) else Lake(root, storage_options)
+        self._reader = TableReader(self._lake)
 
     @property
-    def root(self) -> Path:
-        """The directory of the lake."""
-        return self._layout.root
+    def root(self) -> str:
+        """The absolute path of the lake's directory, or its URL."""
+        return self._lake.root
 
     def search(self, *, limit: int = 50, cursor: str | None = None, **where: Unpack[JobFilter]) -> JobPage:
         """Search for finished or removed jobs, and open jobs that timed out, latest first.
@@ -274,11 +276,8 @@ class History:
             ConfigError: Several queues have a job with this id, or the lake has no data for the queue.
         """
         queue = self._lake_name(queue)
-        id_columns = {JOBS: "job_id", ATTEMPTS: "job_id", EVENTS: "job_id", SNAPSHOTS: "id"}
-        rows = {
-            table: self._reader.rows(table, where=ds.field(column) == job_id, queue=queue)
-            for table, column in id_columns.items()
-        }
+        tables = (JOBS, ATTEMPTS, EVENTS, SNAPSHOTS)
+        rows = {table: self._reader.rows(table, queue=queue, job_ids=[job_id]) for table in tables}
         queues = sorted({row["queue"] for table_rows in rows.values() for row in table_rows})
         if len(queues) > 1:
             raise ConfigError(f"several queues have a job {job_id!r}: {', '.join(queues)}; choose one")
@@ -519,7 +518,7 @@ def _latest(reader: TableReader, candidates: Sequence[Row]) -> Iterator[tuple[Se
     ids = sorted({row["job_id"] for row in candidates})
     columns = ["queue", "job_id", "incarnation", "as_of", "finished_at", "state"]
     days = [day for day in reader.days(JOBS) if day >= first]
-    rows = reader.rows(JOBS, days, where=ds.field("job_id").isin(ids), columns=columns)
+    rows = reader.rows(JOBS, days, columns=columns, job_ids=ids)
     ranks = latest_ranks(rows)
     for row in candidates:
         # A candidate that is no longer there has expired or is being rewritten: it still counts.
@@ -534,7 +533,8 @@ def _candidates(reader: TableReader, query: JobQuery, after: SearchPosition | No
     where, rows = _expression(query, after), list[Row]()
     for portion in _day_portions(days[::-1]):
         read_first = partial(_first_rows, max_rows=max_rows - len(rows))
-        rows += reader.scan(JOBS, portion, read_first, where=where, queue=query.queue)
+        job_ids = None if query.id is None else [query.id]
+        rows += reader.scan(JOBS, portion, read_first, where=where, queue=query.queue, job_ids=job_ids)
         if len(rows) >= max_rows:
             break
     return rows
@@ -567,7 +567,6 @@ def _expression(query: JobQuery, after: SearchPosition | None) -> Any:
     """Return the filters as an Arrow expression; ``None`` for all rows."""
     seen, parts = seen_expression(), list[Any]()
     for column, value in (
-        ("job_id", query.id),
         ("name", query.name),
         ("state", query.state),
         ("error_fingerprint", query.error_fingerprint),
@@ -660,8 +659,7 @@ def _older_rows(reader: TableReader, query: JobQuery, since: datetime, days: Seq
     if not first_days:
         return []
     nearby = [day for day in before if day >= min(first_days.values()) - CLOCK_DIFFERENCE]
-    is_one = ds.field("job_id").isin(list(first_days))
-    return reader.scan(JOBS, nearby, list, columns=_COLUMNS, where=is_one, queue=query.queue) if nearby else []
+    return reader.scan(JOBS, nearby, list, columns=_COLUMNS, queue=query.queue, job_ids=first_days) if nearby else []
 
 
 def _count_part(

@@ -1,4 +1,4 @@
-"""The status of a pipeline, from its ledger and from Redis; and the recommended lengths of event streams."""
+"""The status of a pipeline, from its last batch and from Redis; and the recommended lengths of event streams."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from bulltask.lake.formatting import pluralize
-from bulltask.lake.storage import BatchRecord
+from bulltask.lake.ledger import BatchRecord
 from bulltask.transport.streams import DEFAULT_LENGTH, RetentionNeed, StreamRetention, recommended_length
 
 __all__ = [
@@ -164,8 +164,8 @@ def status_of(
     redis_error: str | None = None,
     skipped: Sequence[SkippedQueue] = (),
 ) -> PipelineStatus:
-    """Combine data from the ledger and from Redis; ``lags`` has queue names without the hash tag."""
-    last = head or BatchRecord("", number=0)
+    """Combine data from the last batch and from Redis; ``lags`` has queue names without the hash tag."""
+    last = head or BatchRecord()
     names = sorted({*last.last_ids, *last.lost, *last.gaps, *lags})
     return PipelineStatus(
         root=root,

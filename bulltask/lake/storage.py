@@ -1,173 +1,590 @@
-"""The storage of a lake: its directories, its pipeline's lock, atomic swaps, and the ledger of batches."""
+"""The storage of a lake: Delta tables below a root in a file system or an object store, and the pipeline's lock.
+
+::
+
+    LAKE/bronze/events/_delta_log/…                    each directory is a Delta table
+    LAKE/bronze/events/dt=2026-11-22/b000000017-….parquet
+    LAKE/silver/jobs/…
+    LAKE/_pipeline/open_jobs/…                         the pipeline's state, a Delta table, too
+    LAKE/_pipeline/checkpoint/, LAKE/_pipeline/lock    in a file system
+
+A write is one commit of one table: first its files are written, where no reader sees them, then the commit names them.
+Readers open a table at one version, so they see all rows of a commit or none. Files of a killed write stay unnamed
+until ``bulltask pipeline maintain`` removes them.
+
+Two kinds of commits need more, because delta-rs does not detect these conflicts:
+
+* A **batch** carries its number as Delta's application transaction. delta-rs refuses the same number only while both
+  commits are under way; :meth:`Lake.commit` therefore also compares it with the table's.
+* A **rewrite** (compaction, rebuilt days, removed rows) replaces files. A second rewrite that began before the first
+  has ended would bring back or double rows, so each one carries the next number of another application transaction.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import shutil
+import secrets
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
-from datetime import date
-from itertools import islice
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, Final, Self
-from urllib.parse import unquote
+from time import time
+from typing import Any, Final, Self
 
-import uuid_utils
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, QueryBuilder, Schema, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.fs import DeltaStorageHandler
+from deltalake.transaction import AddAction, RemoveAction
+from pyarrow.fs import FileSelector, FileSystem, LocalFileSystem, PyFileSystem, SubTreeFileSystem
 
-from bulltask.jobs.errors import ConfigError, DecodeError, LakeError, LakeInUseError, did_you_mean
-from bulltask.lake.tables import TABLES, Table
+from bulltask.jobs.errors import ConfigError, LakeError, LakeInUseError, did_you_mean
+from bulltask.lake.tables import OPEN_EVENTS, TABLES, Kind, Table
 
 if sys.platform != "win32":
     import fcntl
 
 __all__ = [
-    "STEPS",
-    "AtomicSwap",
-    "BatchRecord",
-    "ExpiredDay",
-    "Layout",
-    "Ledger",
-    "OnStep",
-    "QueueRecord",
+    "DataFile",
+    "Lake",
     "RunLock",
-    "batch_ingest_id",
-    "batch_of",
-    "check_local",
-    "expire",
+    "Snapshot",
+    "arrow_schema",
+    "batch_prefix",
+    "days_of",
     "find_tables",
-    "finish_intents",
-    "hold_swaps",
-    "ignore_step",
-    "list_directories",
-    "list_files",
-    "partition_name",
-    "partition_value",
     "writer_pid",
 ]
 
 
-# The directories of a lake.
-#
-# ::
-#
-#     LAKE/bronze/events/dt=2026-11-22/queue=emails/ingest_id=3f0c2a91-00000017/part-*.parquet
-#     LAKE/silver/jobs/dt=…/queue=…/ingest_id=…/
-#     LAKE/gold/task_minute/dt=…/
-#     LAKE/_pipeline/                    the pipeline's state; readers skip names that begin with _ or .
-#
-# ``ingest_id`` identifies the write (a batch, or one run of a command) that created the files, so that a rerun write
-# can remove the files of an earlier run.
-
-
 _INTERNAL: Final = "_pipeline"
 
-_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path of s3a://bucket is s3a:/bucket
+_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # a Path of s3a://bucket is s3a:/bucket
+_UNSUPPORTED: Final = frozenset("%[]\\^|")  # characters that delta-rs confuses in the path of a directory
+_SCHEMES: Final = {"s3": "s3", "s3a": "s3", "abfss": "abfss", "abfs": "abfs", "az": "az", "gs": "gs"}
 
-_ESCAPED: Final = {code: f"%{code:02X}" for code in (*range(1, 32), *map(ord, "\"#%'*/:=?\\{[]^"), 127)}
-"""The characters that Spark escapes in the names of directories."""
+_LOG_FILE: Final = re.compile(r"(\d{20})\.(json|checkpoint)\b")
+
+_BATCHES: Final = "bulltask"
+_REWRITES: Final = "bulltask-rewrites"
+
+_CONFIGURATION: Final = {
+    # Without checkpoints, every commit reads the whole log: 500 commits cost 70 ms each, with them 6 ms.
+    "delta.checkpointInterval": "100",
+    "delta.logRetentionDuration": "interval 30 days",
+    "delta.deletedFileRetentionDuration": "interval 7 days",
+}
+_STATISTICS: Final = ("queue", "job_id", "id", "event_ms")
+"""Columns whose smallest and greatest value each file's entry in the log has, so that look-ups skip files."""
+
+_MAX_TRIES: Final = 20
+"""How often a commit is tried while other processes commit."""
+
+_MAX_STATISTIC: Final = 256  # characters
+
+_TYPES: Final[Mapping[Kind, Any]] = {
+    Kind.TEXT: pa.string(),
+    Kind.INT: pa.int32(),
+    Kind.LONG: pa.int64(),
+    Kind.DOUBLE: pa.float64(),
+    Kind.FLAG: pa.bool_(),
+    Kind.TIME: pa.timestamp("us", tz="UTC"),
+    Kind.TEXTS: pa.list_(pa.string()),
+    Kind.COUNTS: pa.map_(pa.int32(), pa.int64()),
+    Kind.MONEY: pa.decimal128(18, 6),
+}
 
 
-def batch_ingest_id(query_id: str, batch_id: int) -> str:
-    """Return the ``ingest_id`` of a batch. A batch that is run again has the same id.
+def arrow_schema(table: Table) -> Any:
+    """Return the Arrow schema (``pyarrow.Schema``) of a table: its columns, then its partition."""
+    columns = [pa.field(column.name, _TYPES[column.kind]) for column in table.columns]
+    return pa.schema([*columns, pa.field(table.partition, pa.string())])
 
-    It begins with Spark's id of the query, because a new checkpoint has a new one, and numbers its batches from 0
-    again.
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A Parquet file of a table.
+
+    Attributes:
+        path: Its path in the table's directory, with ``/``.
+        size: Its size in bytes.
+        partition: The value of the table's partition: the day as text, or the shard.
+        rows: The number of rows.
+        low, high: The smallest and the greatest value of some columns; a column whose values are unknown is missing.
     """
-    return f"{query_id.replace('-', '')[:8]}-{batch_id:08d}"
+
+    path: str
+    size: int
+    partition: str
+    rows: int
+    low: Mapping[str, Any]
+    high: Mapping[str, Any]
 
 
-def batch_of(ingest_id: str) -> tuple[str, int]:
-    """Return the parts of an ``ingest_id``: the beginning of the query's id, and the number of the batch."""
-    query, _, number = ingest_id.rpartition("-")
-    return query, int(number)
+class Lake:
+    """The tables of a lake.
 
+    Args:
+        root: A directory, or a URL (``s3://``, ``s3a://``, ``abfss://``, ``gs://``, ``file://``). A directory must have
+            the same path for the driver and all executors.
+        storage_options: Credentials and endpoint of an object store, by delta-rs' names (``AWS_ACCESS_KEY_ID``,
+            ``AWS_ENDPOINT_URL`` …); default: those of the environment.
 
-def check_local(root: str | Path) -> None:
-    """Raise ``ConfigError`` if a lake's directory is not in a file system, but in an object store."""
-    if _URL.match(str(root)):
-        raise ConfigError(
-            f"{root} is a URL, but a lake must be a directory in a file system: object stores are not supported yet. "
-            "Use a directory that the driver and all executors share"
-        )
+    Attributes:
+        root: The absolute path of the directory, or the URL.
+        is_migrating: Whether this process converts the lake from the layout of older versions.
 
+    Raises:
+        ConfigError: The root is empty, or a URL of an unsupported kind.
+    """
 
-class Layout:
-    """The paths of a lake, whose directory has the same path for all readers and writers."""
+    def __init__(self, root: str | Path, storage_options: Mapping[str, str] | None = None) -> None:
+        self.root = _parse_root(root)
+        self._options = dict(storage_options or {})
+        self.is_migrating = False
+        self._close()
 
-    def __init__(self, root: str | Path) -> None:
-        check_local(root)
-        self.root = Path(root)
+    def __repr__(self) -> str:
+        return f"Lake({self.root!r})"  # without credentials
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"root": self.root, "_options": self._options, "is_migrating": False}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._close()
+
+    def _close(self) -> None:
+        self._opening = threading.Lock()  # threads of the dashboard share a lake
+        self._handles: dict[str, DeltaTable] = {}
+        self._snapshots: dict[str, Snapshot] = {}
+
+    @property
+    def directory(self) -> Path | None:
+        """The lake's directory; ``None`` for a lake in an object store."""
+        return None if _URL.match(self.root) else Path(self.root)
+
+    @property
+    def files(self) -> FileSystem:
+        """Arrow's file system, in which paths are relative to the root."""
+        if self.directory is not None:
+            return SubTreeFileSystem(self.root, LocalFileSystem())
+        return PyFileSystem(DeltaStorageHandler(self.root, self._options))
+
+    def internal(self, *parts: str) -> Path:
+        """Return a path in the pipeline's internal directory; only for a lake in a file system."""
+        assert self.directory is not None
+        return self.directory.joinpath(_INTERNAL, *parts)
 
     def check(self) -> None:
-        """Raise ``LakeError`` if there is no lake."""
-        if not any((self.root / name).is_dir() for name in ("bronze", "silver", "gold", _INTERNAL)):
+        """Raise ``LakeError`` if there is no lake, or one of an old layout."""
+        self.check_layout()
+        if all(self.open(table) is None for table in (*TABLES.values(), OPEN_EVENTS)):
             raise LakeError(
                 f"there is no lake in {self.root} (no bronze/ or silver/): use the --lake of 'bulltask pipeline run', "
                 "which creates the tables"
             )
 
-    def table(self, table: Table) -> Path:
-        """Return the directory of a table; it need not exist."""
-        return self.root / table.layer / table.name
+    def check_layout(self, table: Table | None = None) -> None:
+        """Raise ``LakeError`` if the lake, or a table's directory, is from before the tables were Delta tables."""
+        if self.directory is None or self.is_migrating:
+            return
+        directories = () if table is None else Path(self.location(table)).glob("dt=*/queue=*")
+        if self.internal("head.json").exists() or any(directories):
+            raise LakeError(
+                f"the lake in {self.root} was written by an older version of bulltask: 'bulltask pipeline "
+                f"migrate-lake --lake {self.root}' makes Delta tables of it"
+            )
 
-    def internal(self, *parts: str) -> Path:
-        """Return a path in the pipeline's internal directory, which readers of the tables skip."""
-        return self.root.joinpath(_INTERNAL, *parts)
+    def open(self, table: Table) -> Snapshot | None:
+        """Return the latest version of a table; ``None`` if it does not exist.
 
-    @property
-    def checkpoint(self) -> Path:
-        """The directory with Spark's checkpoint of the event stream."""
-        return self.internal("checkpoint")
+        Raises:
+            LakeError: The table's log cannot be read, or the lake has an old layout.
+        """
+        with self._opening:
+            try:
+                if (handle := self._handles.get(table.full_name)) is None:
+                    handle = DeltaTable(self.location(table), storage_options=self._options or None)
+                    self._handles[table.full_name] = handle
+                else:
+                    handle.update_incremental()
+            except TableNotFoundError:
+                self._handles.pop(table.full_name, None)
+                self.check_layout()  # files beside those of the old layout would be lost when it is converted
+                return None
+            except (DeltaError, OSError) as exc:
+                raise LakeError(f"{self.location(table)} cannot be read: {exc}") from exc
+            known = self._snapshots.get(table.full_name)
+            if known is None or known.version != handle.version():
+                known = self._snapshots[table.full_name] = Snapshot(table, handle, self._options)
+            return known
 
-    @property
-    def open_jobs(self) -> Path:
-        """The directory with the events of open jobs, for the next batch."""
-        return self.internal("open_jobs")
+    def create(self, table: Table) -> Snapshot:
+        """Return the latest version of a table, which is created if it does not exist."""
+        if (existing := self.open(table)) is not None:
+            return existing
+        self.check_layout(table)
+        statistics = [name for name in arrow_schema(table).names if name in _STATISTICS]
+        DeltaTable.create(
+            self.location(table),
+            arrow_schema(table),
+            mode="ignore",
+            partition_by=[table.partition],
+            name=table.full_name,
+            description=table.doc,
+            configuration={
+                **_CONFIGURATION,
+                **table.configuration,
+                "delta.dataSkippingStatsColumns": ",".join(statistics),
+            },
+            storage_options=self._options or None,
+        )
+        created = self.open(table)
+        assert created is not None
+        return created
 
-    def days(self, table: Table) -> list[date]:
-        """Return the days that a table has directories for, in order."""
-        names = (path.name for path in list_directories(self.table(table)) if path.name.startswith("dt="))
-        return sorted(date.fromisoformat(name.removeprefix("dt=")) for name in names)
+    def location(self, table: Table) -> str:
+        """Return the path or URL of a table's directory."""
+        return f"{self.root}/{table.layer}/{table.name}"
 
-    def day(self, table: Table, day: date) -> Path:
-        """Return the directory of a table's day."""
-        return self.table(table) / f"dt={day.isoformat()}"
+    def write(self, table: Table, rows: Any, prefix: str) -> list[DataFile]:
+        """Write rows to new files, one for each value of the partition; a commit adds them to the table.
 
-    def written_directories(self, table: Table, ingest_id: str) -> Iterator[Path]:
-        """Yield a table's directories that the write with this ``ingest_id`` has created."""
-        for day in list_directories(self.table(table)):
-            for queue in list_directories(day):
-                if (directory := queue / f"ingest_id={ingest_id}").is_dir():
-                    yield directory
+        Args:
+            table: The table.
+            rows: A ``pyarrow.Table`` with the columns of :func:`arrow_schema`, in any order.
+            prefix: How the files' names begin.
+        """
+        written: list[DataFile] = []
+        schema = arrow_schema(table)
+        columns = [name for name in schema.names if name != table.partition]
+        for value in pc.unique(rows[table.partition]).to_pylist():
+            part = rows.filter(pc.equal(rows[table.partition], value)).select(columns)
+            path = f"{table.partition}={value}/{prefix}-{secrets.token_hex(8)}.parquet"
+            size = self._write_file(table, path, part.cast(pa.schema([schema.field(name) for name in columns])))
+            written.append(DataFile(path, size, value, part.num_rows, *_ends(part)))
+        return written
 
-    def remove(self, ingest_id: str, tables: Iterable[Table] | None = None) -> None:
-        """Remove the files of a write, before it is rerun, from these or all tables of bronze and silver."""
-        for table in TABLES.values() if tables is None else tables:
-            if "ingest_id" in table.partitions:
-                for path in self.written_directories(table, ingest_id):
-                    shutil.rmtree(path)
+    def commit(
+        self,
+        table: Table,
+        files: Sequence[DataFile],
+        *,
+        batch: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        replaced: Collection[DataFile] = (),
+        since: Snapshot | None = None,
+    ) -> bool:
+        """Add files to a table in one commit, which creates the table if needed.
+
+        Args:
+            table: The table.
+            files: New files, from :meth:`write`.
+            batch: The number of the batch that the commit belongs to.
+            metadata: JSON values, which :meth:`Snapshot.last_metadata` returns.
+            replaced: Files of the snapshot ``since`` that the commit removes from the table.
+            since: The snapshot from which a rewrite has been computed.
+
+        Returns:
+            Whether the commit was made; ``False`` if the table already has the batch.
+
+        Raises:
+            LakeInUseError: Another process has replaced files since the snapshot, or writes the same batch.
+            LakeError: A file is not in the driver's directory, or a rewrite would drop columns of a newer version.
+        """
+        current = self.create(table)
+        if batch is not None and current.batch >= batch:
+            return False
+        self._check_written(table, files)
+        self._add_columns(table, self._handles[table.full_name], is_rewrite=since is not None)
+        now_ms = int(time() * 1000)
+        actions: list[AddAction | RemoveAction] = [_add(table, file, now_ms) for file in files]
+        actions += [_remove(table, file, now_ms) for file in replaced]
+        for tries_left in reversed(range(_MAX_TRIES)):
+            try:
+                if since is not None and current.rewrites != since.rewrites:
+                    raise self._conflict(table)
+                self._handles[table.full_name].create_write_transaction(
+                    actions,
+                    mode="append",
+                    schema=arrow_schema(table),
+                    partition_by=[table.partition],
+                    commit_properties=_properties(batch, since, metadata),
+                )
+            except CommitFailedError as exc:
+                # For delta-rs, adding files conflicts with any removal of files, such as that of a compaction.
+                current = self.create(table)
+                if not tries_left or _is_overtaken(current, batch, replaced):
+                    raise self._conflict(table) from exc
+            else:
+                return True
+        raise AssertionError
+
+    def delete(self, table: Table, files: Iterable[DataFile]) -> None:
+        """Delete files that no version of the table needs any more."""
+        system = self.files
+        for file in files:
+            with suppress(FileNotFoundError):
+                system.delete_file(f"{table.layer}/{table.name}/{file.path}")
+
+    def delete_unnamed(self, table: Table) -> None:
+        """Delete files of writes that were killed more than a day ago."""
+        if self.open(table) is not None:
+            handle = self._handles[table.full_name]
+            for path in handle.vacuum(24, enforce_retention_duration=False, full=True):
+                self.delete(table, [DataFile(path, 0, "", 0, {}, {})])
+
+    def find(self, table: Table, columns: Sequence[str], where: str) -> Any:
+        """Return columns (``pyarrow.Table``) of an existing table's rows for which a condition in SQL is true.
+
+        Raises:
+            ConfigError: The condition is invalid.
+        """
+        assert self.open(table) is not None
+        query = QueryBuilder().register("t", self._handles[table.full_name])
+        try:
+            return pa.table(query.execute(f"SELECT {', '.join(columns)} FROM t WHERE {where}").read_all())  # noqa: S608
+        except DeltaError as exc:
+            raise ConfigError(
+                f"{where!r} is not a condition on {table.full_name}: {f'{exc}'.partition(chr(10))[0]}"
+            ) from exc
+
+    def vacuum(
+        self,
+        table: Table,
+        older_than: timedelta | None = None,
+        *,
+        never_committed: bool = True,
+        dry_run: bool = False,
+    ) -> int:
+        """Delete files that the table's current version does not have, and return their number.
+
+        Args:
+            table: An existing table.
+            older_than: How long ago (whole hours) a commit has removed them, or they were written if no commit ever
+                named them; default: the table's property ``delta.deletedFileRetentionDuration``, 7 days.
+            never_committed: Whether to delete files that no commit ever named: those of killed writes, but also those
+                of writes that have not been committed yet.
+            dry_run: Only count them.
+        """
+        assert self.open(table) is not None
+        hours = None if older_than is None else int(older_than / timedelta(hours=1))
+        deleted = self._handles[table.full_name].vacuum(
+            hours, dry_run=dry_run, enforce_retention_duration=hours is None, full=never_committed
+        )
+        return len(deleted)
+
+    def write_checkpoint(self, table: Table) -> None:
+        """Write a checkpoint of an existing table's log, so that readers need not read every commit."""
+        assert self.open(table) is not None
+        self._handles[table.full_name].create_checkpoint()
+
+    def shorten_log(self, table: Table, first: int) -> None:
+        """Delete the log of versions before ``first``, whose statistics have values of rows, such as ids."""
+        self.write_checkpoint(table)
+        system, last = self.files, self._handles[table.full_name].version()
+        for entry in system.get_file_info(FileSelector(f"{table.layer}/{table.name}/_delta_log")):
+            if match := _LOG_FILE.match(entry.base_name):
+                kept_from = last if match[2] == "checkpoint" else min(first, last)
+                if int(match[1]) < kept_from:
+                    system.delete_file(entry.path)
+
+    def _add_columns(self, table: Table, handle: DeltaTable, *, is_rewrite: bool) -> None:
+        """Add the columns to a table that it lacks because an older version of bulltask created it."""
+        schema, stored = arrow_schema(table), {field.name for field in handle.schema().fields}
+        if is_rewrite and (unknown := stored - set(schema.names)):
+            raise LakeError(
+                f"{self.location(table)} has columns of a newer version of bulltask, which would be lost: "
+                f"{', '.join(sorted(unknown))}; nothing was written: use that version"
+            )
+        if missing := [field for field in schema if field.name not in stored]:
+            handle.alter.add_columns(list(Schema.from_arrow(pa.schema(missing)).fields))
+
+    def _check_written(self, table: Table, files: Iterable[DataFile]) -> None:
+        """Check that the driver has the files: an executor may have another directory at the lake's path."""
+        for file in files if self.directory is not None else ():
+            path = Path(self.location(table), file.path)
+            if not path.is_file() or path.stat().st_size != file.size:
+                raise LakeError(
+                    f"[BULLTASK_LAKE_NOT_SHARED] a task has written {file.path} of {table.full_name}, but the driver "
+                    f"does not have this file: {self.root} must be the same directory for the driver and for all "
+                    "executors. Nothing was added to the table: mount the directory on every node and try again"
+                )
+
+    def _write_file(self, table: Table, path: str, rows: Any) -> int:
+        """Write a file and return its size."""
+        full = f"{table.layer}/{table.name}/{path}"
+        files = self.files
+        if self.directory is not None:
+            (self.directory / full).parent.mkdir(parents=True, exist_ok=True)
+        with files.open_output_stream(full) as stream:
+            pq.write_table(rows, stream, compression="zstd", row_group_size=table.row_group)
+            return int(stream.tell())
+
+    def _conflict(self, table: Table) -> LakeInUseError:
+        return LakeInUseError(
+            f"another process has changed {self.location(table)} at the same time; nothing was written: try again"
+        )
 
 
-def partition_name(column: str, value: str) -> str:
-    """Return the name of a partition's directory as Spark writes it: ``queue=%7Bmail}`` for the queue ``{mail}``."""
-    return f"{column}={value.translate(_ESCAPED)}"
+class Snapshot:
+    """A version of a table. Later commits do not change it."""
+
+    def __init__(self, table: Table, handle: DeltaTable, options: Mapping[str, str]) -> None:
+        self.table = table
+        self.version = handle.version()
+        self.batch = _number(handle, _BATCHES)
+        self.rewrites = _number(handle, _REWRITES)
+        self._handle = handle
+        self._options = dict(options)
+
+    @cached_property
+    def _actions(self) -> Any:
+        """The log's entries of the files, as an Arrow table."""
+        handle = self._handle
+        if handle.version() != self.version:  # it has been updated for a later snapshot
+            handle = DeltaTable(handle.table_uri, version=self.version, storage_options=self._options or None)
+        return pa.table(handle.get_add_actions())
+
+    @cached_property
+    def partitions(self) -> list[str]:
+        """The values of the partition, in order."""
+        if not self._actions.num_rows:
+            return []
+        return sorted(pc.unique(pc.struct_field(self._actions["partition"], self.table.partition)).to_pylist())
+
+    @cached_property
+    def _files(self) -> list[DataFile]:
+        columns = [self._actions[name].to_pylist() for name in ("path", "size_bytes", "partition", "num_records")]
+        ends = [
+            self._actions[name].to_pylist() if name in self._actions.column_names else [{}] * len(columns[0])
+            for name in ("min", "max")
+        ]
+        files = (
+            DataFile(path, size, partition[self.table.partition], rows, _known(low), _known(high))
+            for path, size, partition, rows, low, high in zip(*columns, *ends, strict=True)
+        )
+        return sorted(files, key=lambda file: (file.partition, file.path))
+
+    def files(self, partitions: Collection[str] | None = None) -> list[DataFile]:
+        """Return the files, in a stable order; by default those of all partitions."""
+        return [file for file in self._files if partitions is None or file.partition in partitions]
+
+    def written_at(self, partition: str) -> datetime | None:
+        """Return when the partition's newest file was added; ``None`` if it has no files."""
+        partitions = pc.struct_field(self._actions["partition"], self.table.partition)
+        newest = pc.max(self._actions["modification_time"].filter(pc.equal(partitions, partition))).as_py()
+        return None if newest is None else datetime.fromtimestamp(newest / 1000, UTC)
+
+    def last_metadata(self) -> Any:
+        """Return the metadata of the latest commit that has any; ``None`` if there is none in the log."""
+        return next(self.metadata(), None)
+
+    def metadata(self) -> Iterator[Any]:
+        """Yield the metadata of commits, newest first, as far back as the log goes."""
+        seen = 0
+        # The last commit is usually enough, and each takes a third of a millisecond.
+        for limit in (1, 20, None):
+            entries = self._handle.history(limit)
+            for entry in entries[seen:]:
+                if (stored := entry.get("bulltask")) is not None:
+                    yield json.loads(stored)
+            if limit is None or len(entries) < limit:
+                return
+            seen = len(entries)
 
 
-def partition_value(directory: str) -> str:
-    """Return the value in the name of a partition's directory: ``{mail}`` for ``queue=%7Bmail}``."""
-    return unquote(directory.partition("=")[2])
+def batch_prefix(batch: int) -> str:
+    """Return how the names of a batch's files begin."""
+    return f"b{batch:09d}"
 
 
-def list_directories(path: Path) -> list[Path]:
-    """Return the data directories in a directory, in order; an empty list if the directory does not exist."""
-    if not path.is_dir():
-        return []
-    return sorted(entry for entry in path.iterdir() if entry.is_dir() and entry.name[0] not in "_.")
+def _properties(batch: int | None, since: Snapshot | None, metadata: Mapping[str, Any] | None) -> CommitProperties:
+    transactions = [] if batch is None else [Transaction(_BATCHES, batch)]
+    transactions += [] if since is None else [Transaction(_REWRITES, since.rewrites + 1)]
+    stored = {"bulltask": json.dumps(metadata)} if metadata else None
+    return CommitProperties(custom_metadata=stored, app_transactions=transactions or None)
+
+
+def _is_overtaken(current: Snapshot, batch: int | None, replaced: Collection[DataFile]) -> bool:
+    """Whether another process has committed the batch, or removed one of the replaced files."""
+    is_taken = batch is not None and current.batch >= batch
+    return is_taken or not {file.path for file in replaced} <= {file.path for file in current.files()}
+
+
+def _number(handle: DeltaTable, application: str) -> int:
+    version = handle.transaction_version(application)
+    return -1 if version is None else version
+
+
+def _known(values: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    return {name: value for name, value in (values or {}).items() if name in _STATISTICS and value is not None}
+
+
+def _ends(rows: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the smallest and the greatest value of the columns in `_STATISTICS`."""
+    low: dict[str, Any] = {}
+    high: dict[str, Any] = {}
+    for name in _STATISTICS:
+        if name in rows.column_names:
+            ends = pc.min_max(rows[name]).as_py()
+            if ends["min"] is not None and len(f"{ends['max']}") <= _MAX_STATISTIC >= len(f"{ends['min']}"):
+                low[name], high[name] = ends["min"], ends["max"]
+    return low, high
+
+
+def _add(table: Table, file: DataFile, now_ms: int) -> AddAction:
+    stats = {"numRecords": file.rows, "minValues": file.low, "maxValues": file.high}
+    return AddAction(file.path, file.size, {table.partition: file.partition}, now_ms, True, json.dumps(stats))
+
+
+def _remove(table: Table, file: DataFile, now_ms: int) -> RemoveAction:
+    return RemoveAction(file.path, True, now_ms, file.size, {table.partition: file.partition})
+
+
+def _parse_root(root: str | Path) -> str:
+    text = str(root)
+    if not text:
+        raise ConfigError("the lake's root is empty: give a directory, or a URL such as s3://bucket/lake")
+    match = _URL.match(text)
+    scheme, rest = ("file", "") if match is None else (match[1].lower(), text[match.end() :].strip("/"))
+    if scheme == "file":
+        directory = str(Path(text).absolute()) if match is None else f"/{rest}"
+        if unsupported := sorted(_UNSUPPORTED.intersection(directory)):
+            raise ConfigError(
+                f"{directory} cannot be the root of a lake: Delta tables allow no {unsupported[0]} in a path"
+            )
+        return directory
+    if scheme not in _SCHEMES or not rest:
+        known = ", ".join(f"{name}://" for name in ("s3", "s3a", "abfss", "gs", "file"))
+        raise ConfigError(f"{text} cannot be the root of a lake: use a directory or a URL that begins with {known}")
+    return f"{_SCHEMES[scheme]}://{rest}"
+
+
+def find_tables(names: Iterable[str]) -> list[Table]:
+    """Return tables by their full names, and all tables of a layer by its name; others raise ``ConfigError``."""
+    tables: dict[str, Table] = {}
+    for name in names:
+        matching = {full: table for full, table in TABLES.items() if name in {full, table.layer}}
+        if not matching:
+            known = [*TABLES, *dict.fromkeys(table.layer for table in TABLES.values())]
+            raise ConfigError(f"unknown table {name!r}{did_you_mean(name, known)}")
+        tables |= matching
+    return list(tables.values())
+
+
+def days_of(snapshot: Snapshot | None) -> list[date]:
+    """Return the days that a table has rows of, in order."""
+    return [] if snapshot is None else [date.fromisoformat(day) for day in snapshot.partitions]
 
 
 _LOCK: Final = "lock"
@@ -182,14 +599,21 @@ def check_platform() -> None:
 class RunLock:
     """The lock of the pipeline that is writing to a lake, acquired by the constructor. A ``kill -9`` releases it, too.
 
+    It locks nothing if the lake is in an object store.
+
     Raises:
+        LakeError: The lake has an old layout.
         LakeInUseError: Another pipeline is already writing to the lake.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, lake: Lake) -> None:
         check_platform()
-        path = layout.internal(_LOCK)
+        lake.check_layout()
         self._releasing = threading.RLock()
+        self._file = -1
+        if lake.directory is None:  # an object store has no locks: the second pipeline's first commit fails
+            return
+        path = lake.internal(_LOCK)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -198,7 +622,7 @@ class RunLock:
             pid = os.read(self._file, 20).decode("ascii", "replace").strip()
             os.close(self._file)
             raise LakeInUseError(
-                f"process {pid} is already writing to the lake {layout.root}: stop it, or choose another directory"
+                f"process {pid} is already writing to the lake {lake.root}: stop it, or choose another directory"
             ) from exc
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
@@ -221,12 +645,12 @@ class RunLock:
         self.release()
 
 
-def writer_pid(layout: Layout) -> int | None:
+def writer_pid(lake: Lake) -> int | None:
     """Return the id of the process on this machine whose pipeline is writing to a lake; ``None`` if there is none."""
-    if sys.platform == "win32":
+    if sys.platform == "win32" or lake.directory is None:
         return None
     try:
-        file = os.open(layout.internal(_LOCK), os.O_RDONLY | os.O_CLOEXEC)
+        file = os.open(lake.internal(_LOCK), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:
@@ -238,502 +662,3 @@ def writer_pid(layout: Layout) -> int | None:
         return None
     finally:
         os.close(file)
-
-
-# List a table's files at one moment, even while directories are being swapped.
-#
-# A swap (:mod:`bulltask.lake.storage`) writes an intent file, moves the old directories away and then moves the new
-# directory to its final path. While the intent exists, the new directory is part of the table, at either path.
-
-
-_MAX_RETRIES: Final = 50
-"""How many times a day is listed again because directories were swapped."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Intent:
-    """A swap whose new directory does not have its final path yet.
-
-    Attributes:
-        new: The current path of the new directory; ``None`` if the old directories are only removed.
-        target: Its final path.
-        old: The directories that are removed.
-    """
-
-    new: Path | None
-    target: Path | None
-    old: frozenset[Path]
-
-
-def list_files(layout: Layout, table: Table, day: date, queue: str | None = None) -> list[tuple[Path, Path]]:
-    """Return the files of a table's day, each with the directory whose path contains its partitions."""
-    for _ in range(_MAX_RETRIES):
-        before, intents = _swap_version(layout), _read_intents(layout)
-        files = _list_day(layout, table, day, queue, intents)
-        changed = any(intent.new is not None and not intent.new.exists() for intent in intents)
-        if not changed and _swap_version(layout) == before:
-            return files
-    raise FileNotFoundError(f"{layout.day(table, day)}: its directories are being swapped too often")
-
-
-def _swap_version(layout: Layout) -> int:
-    """Return a value that changes whenever a swap begins or ends."""
-    try:
-        return layout.internal("intents").stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0
-
-
-def _read_intents(layout: Layout) -> list[_Intent]:
-    intents = []
-    for path in layout.internal("intents").glob("*.json"):
-        try:
-            stored = json.loads(path.read_text())
-        except FileNotFoundError:
-            continue  # completed: _swap_version has changed
-        new, target = (None if stored[name] is None else layout.root / stored[name] for name in ("new", "target"))
-        if new is None or new.exists():  # else it has its final path, which can be the path of an old directory
-            intents.append(_Intent(new, target, frozenset(layout.root / old for old in stored["old"])))
-    return intents
-
-
-def _list_day(
-    layout: Layout, table: Table, day: date, queue: str | None, intents: list[_Intent]
-) -> list[tuple[Path, Path]]:
-    root, day_directory = layout.table(table), layout.day(table, day)
-    removed = frozenset[Path]().union(*(intent.old for intent in intents))
-    roots = [(day_directory, day_directory)]
-    roots += [(intent.new, intent.target) for intent in intents if intent.new and intent.target]
-    files: list[tuple[Path, Path]] = []
-    for directory, target in roots:
-        if target != day_directory and day_directory not in target.parents:
-            continue
-        names = target.relative_to(root).parts
-        if "queue" in table.partitions[: len(names)] and queue not in {None, partition_value(names[1])}:
-            continue
-        skipped = removed if directory == day_directory else ()
-        files += _walk(directory, target, table.partitions[len(names) :], queue, skipped)
-    return files
-
-
-def _walk(
-    directory: Path, target: Path, partitions: tuple[str, ...], queue: str | None, removed: Collection[Path]
-) -> Iterator[tuple[Path, Path]]:
-    """Yield the files below a directory as if the directory were at ``target``."""
-    if directory in removed:
-        return
-    if not partitions:
-        if directory.is_dir():
-            file_names = sorted(path.name for path in directory.iterdir() if path.suffix == ".parquet")
-            yield from ((directory / name, target) for name in file_names if name[0] not in "_.")
-        return
-    for subdirectory in list_directories(directory):
-        if partitions[0] != "queue" or queue in {None, partition_value(subdirectory.name)}:
-            yield from _walk(subdirectory, target / subdirectory.name, partitions[1:], queue, removed)
-
-
-# Replace directories of files atomically: a ``kill -9`` at any moment neither loses nor duplicates a row.
-#
-# A file system can rename only one directory at a time. Therefore, the new files are written where no reader looks; an
-# intent file describes the swap; the old directories are moved away, the new one is moved to its final path, and the
-# intent is removed. A process that is killed in between leaves the intent, and the next writer completes it.
-#
-# Between the two moves, a reader can miss the rows of that partition. After a kill, this lasts until the next command
-# that writes. Readers that cannot retry a read use a :func:`hold_swaps` block; swaps wait until it ends.
-
-
-STEPS: Final = ("files-written", "intent-written", "moved-away", "in-place", "cleared")
-"""The steps of a swap, in order. Tests kill the process after each step."""
-
-OnStep = Callable[[str], None]
-
-
-def ignore_step(_: str) -> None:
-    """Do nothing; only tests act on steps."""
-
-
-class AtomicSwap:
-    """The swaps of one command: a context manager that first completes the swaps of killed processes.
-
-    Only tests pass ``on_step``: it is called after each of the :data:`STEPS`.
-    """
-
-    def __init__(self, layout: Layout, on_step: OnStep = ignore_step) -> None:
-        self._layout = layout
-        self._on_step = on_step
-        self._name = uuid_utils.uuid7().hex
-        self._count = 0
-        self._lock_file: IO[bytes] | None = None
-
-    def __enter__(self) -> Self:
-        check_platform()
-        finish_intents(self._layout)
-        self._temporary.parent.mkdir(parents=True, exist_ok=True)
-        # The lock shows that the process which owns the temporary files is alive.
-        self._lock_file = _lock_path(self._temporary).open("wb")
-        fcntl.flock(self._lock_file, fcntl.LOCK_EX)
-        self._temporary.mkdir()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._lock_file is not None
-        shutil.rmtree(self._temporary, ignore_errors=True)
-        _lock_path(self._temporary).unlink(missing_ok=True)
-        self._lock_file.close()
-
-    def new_directory(self) -> Path:
-        """Return a path for new files in the lake's file system. It does not exist yet."""
-        self._count += 1
-        return self._temporary / str(self._count)
-
-    def swap(self, new: Path | None, target: Path | None, old: Sequence[Path]) -> None:
-        """Remove the old directories, and move a new one, from :meth:`new_directory`, to ``target``.
-
-        The new directory must be completely written. Without one, the old directories are only removed.
-        """
-        self._on_step("files-written")
-        self._count += 1
-        name = f"{self._name}-{self._count}"
-        root = self._layout.root
-        intent = {
-            "new": None if new is None else str(new.relative_to(root)),
-            "target": None if target is None else str(target.relative_to(root)),
-            "old": [str(path.relative_to(root)) for path in old],
-        }
-        with _file_lock(self._layout, fcntl.LOCK_EX):
-            path = self._layout.internal("intents", f"{name}.json")
-            _write_json(path, intent)
-            self._on_step("intent-written")
-            _finish(self._layout, path, self._on_step)
-            self._on_step("cleared")
-
-    @property
-    def _temporary(self) -> Path:
-        return self._layout.internal("new", self._name)
-
-
-def finish_intents(layout: Layout) -> int:
-    """Complete the swaps of killed commands, and remove their unfinished files; return the number of these swaps.
-
-    Every writer does this first.
-    """
-    if not _intents(layout) and not _all_temporary(layout):
-        return 0
-    check_platform()
-    with _file_lock(layout, fcntl.LOCK_EX):
-        intents = _intents(layout)
-        for intent in intents:
-            _finish(layout, intent, ignore_step)
-        for temporary in _all_temporary(layout):
-            _remove_if_abandoned(temporary)
-    return len(intents)
-
-
-def _intents(layout: Layout) -> list[Path]:
-    return sorted(layout.internal("intents").glob("*.json"))
-
-
-def _all_temporary(layout: Layout) -> list[Path]:
-    return sorted(temporary for temporary in layout.internal("new").glob("*") if temporary.is_dir())
-
-
-def _finish(layout: Layout, path: Path, on_step: OnStep) -> None:
-    """Carry out an intent, or the rest of it."""
-    intent = json.loads(path.read_text())
-    trash = layout.internal("trash", path.stem)
-    new = None if intent["new"] is None else layout.root / intent["new"]
-    # If the new directory has already been moved, it may have the path of an old one, which must not be removed.
-    if new is None or new.exists():
-        trash.mkdir(parents=True, exist_ok=True)
-        for number, name in enumerate(intent["old"]):
-            if (old := layout.root / name).exists():
-                old.rename(trash / str(number))
-        on_step("moved-away")
-        if new is not None:
-            target = layout.root / intent["target"]
-            target.parent.mkdir(parents=True, exist_ok=True)
-            new.rename(target)
-    on_step("in-place")
-    shutil.rmtree(trash, ignore_errors=True)
-    path.unlink()
-
-
-def _remove_if_abandoned(temporary: Path) -> None:
-    """Remove the new files of a command that died before it wrote an intent."""
-    with _lock_path(temporary).open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return  # its process is alive
-        shutil.rmtree(temporary, ignore_errors=True)
-        _lock_path(temporary).unlink(missing_ok=True)
-
-
-def _lock_path(temporary: Path) -> Path:
-    return temporary.with_name(temporary.name + ".lock")
-
-
-@contextmanager
-def hold_swaps(layout: Layout) -> Iterator[None]:
-    """Let no process swap directories while a ``with`` block reads them.
-
-    A swap inside the block would wait forever, because it waits for the end of the block.
-    """
-    if sys.platform == "win32":  # no process there swaps, and others would not see its lock
-        yield
-        return
-    while True:
-        with _file_lock(layout, fcntl.LOCK_SH):
-            if not _intents(layout):
-                yield
-                return
-        finish_intents(layout)
-
-
-@contextmanager
-def _file_lock(layout: Layout, operation: int) -> Iterator[None]:
-    """Hold a file lock, which the kernel releases if the process dies."""
-    directory = layout.internal("intents")
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / ".lock").open("ab") as file:
-        fcntl.flock(file, operation)
-        try:
-            yield
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # a process that was forked in the meantime has the file open, too
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Replace a file atomically: readers see the old content or the new one, even after a crash."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".temporary")
-    with temporary.open("w") as file:
-        json.dump(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-# The ledger: the records of a lake's committed batches.
-#
-# ::
-#
-#     LAKE/_pipeline/head.json                   the last committed batch
-#     LAKE/_pipeline/batches/<ingest_id>.json    the last committed batches
-#     LAKE/_pipeline/publishing.json             the batch whose files are being moved into the tables
-#
-# A batch is committed when it is the head. Files of a batch that is being published but is not the head are removed
-# before anything else is written. If Spark was killed before it recorded the end of a committed batch, it reruns the
-# batch, which then does nothing: Redis may have trimmed its events by then. Files are replaced atomically.
-
-
-_VERSION: Final = 1
-
-_MAX_RECORDS: Final = 2_000
-_CLEANUP_SLACK: Final = 200
-"""Old records are removed when the maximum is exceeded by this number, not after each batch."""
-
-
-@dataclass(frozen=True, slots=True)
-class QueueRecord:
-    """The result of a batch for one queue.
-
-    Attributes:
-        events: The number of rows added to ``bronze.events``.
-        first: Id of the first of these events; ``None`` if there are no events.
-        last: Id of the last of these events.
-        lost: The number of lost events.
-        gaps: The number of rows added to ``bronze.gaps``.
-    """
-
-    events: int = 0
-    first: str | None = None
-    last: str | None = None
-    lost: int = 0
-    gaps: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class BatchRecord:
-    """A committed batch.
-
-    Attributes:
-        ingest_id: The ``ingest_id`` of its files.
-        previous: The ``ingest_id`` of the previous batch, whose open jobs it read; ``None`` for a lake's first batch.
-        number: The number of the batch, from 1, across checkpoints.
-        written_ms: When it was committed, by this machine's clock.
-        newest_event_ms: Time of the newest event ever read; 0 before the first.
-        queues: The result for each queue, by name without the hash tag.
-        last_ids: Id of the last event ever read from each queue.
-        lost: The number of events ever lost in each queue, as far as it is known.
-        gaps: The number of rows ever added to ``bronze.gaps`` for each queue.
-        attempts: The number of rows added to ``silver.attempts``.
-        jobs: The number of rows added to ``silver.jobs``.
-        open_jobs_ingest_id: The ``ingest_id`` of the batch that wrote the events of the jobs that are open after this
-            batch; ``None`` if no jobs are open.
-        open_job_events: The number of these events.
-        oldest_open_event_ms: The time of the oldest of them; 0 if no jobs are open.
-        steps_ms: How long each step took.
-        queries: The last batch number of each Spark query that has written to the lake, by the beginning of its id.
-    """
-
-    ingest_id: str
-    previous: str | None = None
-    number: int = 1
-    written_ms: int = 0
-    newest_event_ms: int = 0
-    queues: Mapping[str, QueueRecord] = field(default_factory=dict)
-    last_ids: Mapping[str, str] = field(default_factory=dict)
-    lost: Mapping[str, int] = field(default_factory=dict)
-    gaps: Mapping[str, int] = field(default_factory=dict)
-    attempts: int = 0
-    jobs: int = 0
-    open_jobs_ingest_id: str | None = None
-    open_job_events: int = 0
-    oldest_open_event_ms: int = 0
-    steps_ms: Mapping[str, int] = field(default_factory=dict)
-    queries: Mapping[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> Self:
-        """Decode the result of :meth:`to_json`; raise ``DecodeError`` if it has another version."""
-        if stored.get("version") != _VERSION:
-            raise DecodeError(
-                f"the record of a batch has version {stored.get('version')!r}, but this bulltask reads "
-                f"version {_VERSION}: the lake was written by another version of bulltask; use that "
-                "version or a newer one"
-            )
-        added_later = ("gaps", "queries")  # missing in old records
-        fields = {name: stored[name] for name in cls.__dataclass_fields__ if name not in added_later}
-        fields |= {name: stored.get(name, {}) for name in added_later}
-        fields["queues"] = {queue: QueueRecord(**record) for queue, record in fields["queues"].items()}
-        return cls(**fields)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON values."""
-        return {"version": _VERSION, **asdict(self)}
-
-
-class Ledger:
-    """The records of a lake's batches."""
-
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
-        self._head = layout.internal("head.json")
-        self._publishing = layout.internal("publishing.json")
-
-    def head(self) -> BatchRecord | None:
-        """Return the last committed batch; ``None`` before the first."""
-        return _read_record(self._head)
-
-    def get(self, ingest_id: str) -> BatchRecord | None:
-        """Return the record of a batch; ``None`` if it does not exist or was removed."""
-        return _read_record(self._file(ingest_id))
-
-    def has(self, ingest_id: str) -> bool:
-        """Whether a batch is committed, by the head, as uncommitted batches can have records, and old ones none."""
-        head, (query, number) = self.head(), batch_of(ingest_id)
-        if head is None:
-            return False
-        return number <= head.queries.get(query, -1) if head.queries else self._file(ingest_id).exists()
-
-    def records(self) -> Iterator[BatchRecord]:
-        """Yield the most recent batches, newest first, as far back as there are records."""
-        record = self.head()
-        while record is not None:
-            yield record
-            record = None if record.previous is None else self.get(record.previous)
-
-    def publishing(self) -> str | None:
-        """Return the ``ingest_id`` of an uncommitted batch whose files may be in the tables."""
-        stored = _read(self._publishing)
-        return None if stored is None else str(stored["ingest_id"])
-
-    def begin_publishing(self, ingest_id: str) -> None:
-        """Record that the files of a batch will be moved into the tables."""
-        _write_json(self._publishing, {"ingest_id": ingest_id})
-
-    def commit(self, record: BatchRecord) -> None:
-        """Commit a batch."""
-        _write_json(self._file(record.ingest_id), record.to_json())
-        _write_json(self._head, record.to_json())
-        self._publishing.unlink(missing_ok=True)
-        self._remove_old_records()
-
-    def _remove_old_records(self) -> None:
-        files = set(self._layout.internal("batches").glob("[!_]*.json"))
-        if len(files) > _MAX_RECORDS + _CLEANUP_SLACK:
-            kept = {self._file(record.ingest_id) for record in islice(self.records(), _MAX_RECORDS)}
-            for file in files - kept:
-                file.unlink(missing_ok=True)
-
-    def _file(self, ingest_id: str) -> Path:
-        return self._layout.internal("batches", f"{ingest_id}.json")
-
-
-def _read_record(path: Path) -> BatchRecord | None:
-    stored = _read(path)
-    return None if stored is None else BatchRecord.from_json(stored)
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        stored: dict[str, Any] = json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-    return stored
-
-
-@dataclass(frozen=True, slots=True)
-class ExpiredDay:
-    """A day of a table that was removed, or would be.
-
-    Attributes:
-        table: The table's full name.
-        day: The day, ``dt``.
-        files: The number of files.
-        size: The size of the files in bytes.
-    """
-
-    table: str
-    day: date
-    files: int
-    size: int
-
-
-def find_tables(names: Iterable[str]) -> list[Table]:
-    """Return tables by their full names, and all tables of a layer by its name; others raise ``ConfigError``."""
-    tables: dict[str, Table] = {}
-    for name in names:
-        matching = {full: table for full, table in TABLES.items() if name in {full, table.layer}}
-        if not matching:
-            known = [*TABLES, *dict.fromkeys(table.layer for table in TABLES.values())]
-            raise ConfigError(f"unknown table {name!r}{did_you_mean(name, known)}")
-        tables |= matching
-    return list(tables.values())
-
-
-def expire(
-    layout: Layout, tables: Sequence[Table], *, before: date, dry_run: bool = True, on_step: OnStep = ignore_step
-) -> list[ExpiredDay]:
-    """Remove the days before this one from tables, or with ``dry_run`` only return them.
-
-    The pipeline's own state (checkpoint, open jobs) is always kept.
-    """
-    layout.check()
-    expired = [
-        (layout.day(table, day), _measure(layout, table, day))
-        for table in tables
-        for day in layout.days(table)
-        if day < before
-    ]
-    if not dry_run and expired:
-        with AtomicSwap(layout, on_step) as swaps:
-            for directory, _ in expired:
-                swaps.swap(None, None, [directory])
-    return [day for _, day in expired]
-
-
-def _measure(layout: Layout, table: Table, day: date) -> ExpiredDay:
-    sizes = [file.stat().st_size for file in layout.day(table, day).rglob("[!_.]*.parquet")]
-    return ExpiredDay(table.full_name, day, len(sizes), sum(sizes))

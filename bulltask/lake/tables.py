@@ -11,7 +11,7 @@ the clock of the client that wrote them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -23,9 +23,11 @@ __all__ = [
     "ERRORS_DAY",
     "EVENTS",
     "FINISHED",
+    "FORGOTTEN",
     "GAPS",
     "JOBS",
     "MAX_TIME_MS",
+    "OPEN_EVENTS",
     "SLO_DAY",
     "SNAPSHOTS",
     "TABLES",
@@ -73,18 +75,23 @@ class Table:
         layer: ``bronze``, ``silver`` or ``gold``.
         name: Its name in the layer.
         doc: The meaning of a row.
-        partitions: The text columns that are stored in directory names instead of in files, outermost first.
         key: The columns that identify a row. In silver, if several rows have the same key, the one with the latest
             ``as_of`` is current.
-        columns: All other columns.
+        columns: The columns in the files.
+        partition: The text column that is stored in directory names instead: ``dt``, the day (UTC).
+        configuration: Properties of the Delta table.
+        row_group: Rows in a row group of a file. A look-up by id in a merged file, which is in order of the ids, reads
+            few of them.
     """
 
     layer: str
     name: str
     doc: str
-    partitions: tuple[str, ...]
     key: tuple[str, ...]
     columns: tuple[Column, ...]
+    partition: str = "dt"
+    configuration: Mapping[str, str] = field(default_factory=dict, compare=False)
+    row_group: int = 65_536
 
     @property
     def full_name(self) -> str:
@@ -98,16 +105,13 @@ def _columns(lines: str) -> tuple[Column, ...]:
     return tuple(Column(name, Kind[kind.upper()], doc) for name, kind, doc in rows)
 
 
-_BY_BATCH: Final = ("dt", "queue", "ingest_id")
-_BY_DAY: Final = ("dt",)
-
 EVENTS: Final = Table(
     "bronze",
     "events",
     "one entry of a queue's event stream; dt is the day of event_at",
-    _BY_BATCH,
     ("queue", "event_id"),
     _columns("""
+        queue text name of the queue, without BullMQ's braces
         event_id text the entry's id in its stream
         event_ms long first part of event_id: epoch milliseconds
         event_seq long second part of event_id, from 0
@@ -127,9 +131,9 @@ GAPS: Final = Table(
     "bronze",
     "gaps",
     "events of one queue that were lost before they were read; dt is the day of detected_at",
-    _BY_BATCH,
     ("queue", "last_id_before", "detected_at"),
     _columns("""
+        queue text name of the queue
         last_id_before text id of the last event before the gap
         first_id_after text id of the first event after it; null if there is none yet
         lost long number of lost events
@@ -144,9 +148,9 @@ SNAPSHOTS: Final = Table(
     "bronze",
     "jobs",
     "the hash of one job when it was read; dt is the day of finished_at, or else of snapshot_at",
-    _BY_BATCH,
     ("queue", "id", "snapshot_at"),
     _columns("""
+        queue text name of the queue
         state text state of the job
         id text id of the job
         name text name of the task
@@ -172,9 +176,9 @@ BACKFILLS: Final = Table(
     "bronze",
     "backfills",
     "the result of one backfill for one gap; dt is the day of backfilled_at",
-    _BY_BATCH,
     ("queue", "last_id_before", "detected_at", "backfilled_at"),
     _columns("""
+        queue text name of the queue
         last_id_before text last_id_before of the gap
         detected_at time detected_at of the gap
         backfilled_jobs long jobs that it added to silver
@@ -185,9 +189,9 @@ ATTEMPTS: Final = Table(
     "silver",
     "attempts",
     "one attempt of a job, or one release before its start; dt is the day of ended_at, or else of as_of",
-    _BY_BATCH,
     ("queue", "job_id", "incarnation", "attempt"),
     _columns("""
+        queue text name of the queue
         job_id text id of the job
         incarnation text id of the added event; null if that is missing
         attempt int number of the attempt, from 1; of a release, from -1 down
@@ -209,9 +213,9 @@ JOBS: Final = Table(
     "silver",
     "jobs",
     "one finished or removed job; dt is the day of finished_at, or else of as_of",
-    _BY_BATCH,
     ("queue", "job_id", "incarnation"),
     _columns("""
+        queue text name of the queue
         job_id text id of the job
         incarnation text as in silver.attempts
         name text name of the task
@@ -236,7 +240,6 @@ TASK_MINUTE: Final = Table(
     "gold",
     "task_minute",
     "one task of one queue in one minute",
-    _BY_DAY,
     ("queue", "name", "minute"),
     _columns("""
         queue text queue of the jobs
@@ -270,7 +273,6 @@ ERRORS_DAY: Final = Table(
     "gold",
     "errors_day",
     "failures of one task with one fingerprint on one day",
-    _BY_DAY,
     ("queue", "name", "error_fingerprint"),
     _columns("""
         queue text queue of the jobs
@@ -288,7 +290,6 @@ CAPACITY_MINUTE: Final = Table(
     "gold",
     "capacity_minute",
     "one queue in one minute",
-    _BY_DAY,
     ("queue", "minute"),
     _columns("""
         queue text name of the queue
@@ -308,7 +309,6 @@ SLO_DAY: Final = Table(
     "gold",
     "slo_day",
     "one objective for one task on one day",
-    _BY_DAY,
     ("queue", "name", "metric", "threshold_ms"),
     _columns("""
         queue text queue of the jobs
@@ -327,7 +327,6 @@ COST_DAY: Final = Table(
     "gold",
     "cost_day",
     "the cost of one task on one day",
-    _BY_DAY,
     ("queue", "name"),
     _columns("""
         queue text queue of the jobs
@@ -341,6 +340,50 @@ COST_DAY: Final = Table(
         complete flag false if a gap overlaps the day
     """),
 )
+
+OPEN_EVENTS: Final = Table(
+    "_pipeline",
+    "open_jobs",
+    "one event of a job that is open after a batch, for later batches; of a job's rows, only the last batch's count",
+    ("queue", "job_id", "event_ms", "event_seq", "batch"),
+    _columns("""
+        queue text name of the queue
+        job_id text id of the job
+        event_ms long first part of the event's id
+        event_seq long second part
+        event text BullMQ's name for the event; null if the job is no longer open
+        name text name of the task
+        prev text previous state of the job
+        failed_reason text why the job failed
+        batch long number of the batch that wrote the row
+    """),
+    partition="shard",
+    # Each batch's commit has the batch's record: a quarter of a day of records.
+    configuration={
+        "delta.checkpointInterval": "20",
+        "delta.logRetentionDuration": "interval 6 hours",
+        "delta.deletedFileRetentionDuration": "interval 1 hours",
+    },
+    row_group=8_192,
+)
+"""The pipeline's state. It is not among the tables of a lake (:data:`TABLES`)."""
+
+FORGOTTEN: Final = Table(
+    "_pipeline",
+    "forgotten",
+    "the rows of one table that bulltask pipeline forget removed; dt is the day of forgotten_at",
+    ("forgotten_at", "table_name"),
+    _columns("""
+        forgotten_at time when they were removed
+        reason text what --reason gave, such as the number of a request
+        jobs long number of jobs that were selected
+        table_name text name of the table
+        rows long number of removed rows; in gold.errors_day, of rows whose samples were removed
+        files long number of files that were rewritten
+        old_files long number of files of earlier versions that were deleted
+    """),
+)
+"""The record of what was forgotten; like the pipeline's state, it is not among the tables of a lake."""
 
 TABLES: Final[Mapping[str, Table]] = {
     table.full_name: table

@@ -1,208 +1,305 @@
 """Write the pipeline's batches. Spark calls `BatchWriter` for each batch.
 
-::
+Spark's tasks have then written the batch's events to files (:mod:`~bulltask.spark.bronze`). The driver does the rest,
+one commit for each table, in this order::
 
-    read Redis once -> staging: bronze -> staging: silver, open jobs -> publish -> ledger -> Spark's checkpoint
+    bronze.events -> bronze.gaps -> silver.attempts -> silver.jobs -> _pipeline/open_jobs, with the batch's record
 
-Spark does the first step, directly from Redis to files; this module does the rest, with Arrow, from these files.
-
-A batch is published after all of its files are written, and it is committed once it is in the ledger. A batch may
-therefore be killed at any moment: when it runs again, it first removes its files from the tables.
+Each commit has the batch's number, and a table refuses a number that it already has. The process may be killed at any
+moment. Before the first commit, nothing has happened: Spark runs the batch again. After it, :func:`complete` makes the
+missing commits from the files that ``bronze.events`` has, because Redis may have trimmed these events by then.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
-from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StringType
 
 from bulltask.jobs.clock import mono_ms, wall_ms
-from bulltask.jobs.errors import LakeError
-from bulltask.lake.files import Staging, arrow_schema, write_file
+from bulltask.jobs.errors import LakeError, LakeInUseError
 from bulltask.lake.formatting import pluralize
-from bulltask.lake.storage import (
-    BatchRecord,
-    Layout,
-    Ledger,
-    QueueRecord,
-    batch_ingest_id,
-    batch_of,
-    hold_swaps,
-    list_directories,
-    list_files,
-    partition_value,
-)
-from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS, MAX_TIME_MS, Table
-from bulltask.spark.lake_tables import day_of
-from bulltask.spark.lifecycle import LIFECYCLE_COLUMNS, derive_silver
-from bulltask.spark.source.columns import GAP_EVENT
-from bulltask.spark.source.offsets import BEGINNING, StreamId, batch_start, decode_offsets
+from bulltask.lake.ledger import BatchRecord, QueueRecord, last_record
+from bulltask.lake.storage import Lake, Snapshot, arrow_schema, batch_prefix
+from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS, MAX_TIME_MS, OPEN_EVENTS
+from bulltask.spark.bronze import ReadPart, gap_rows, merge_parts
+from bulltask.spark.open_jobs import SHARDS, FoldPlan, FoldResult, fold
+from bulltask.spark.sink import vectorized_udf
+from bulltask.spark.source.offsets import StreamId, batch_start, decode_offsets
 from bulltask.spark.source.options import app_name
 from bulltask.spark.source.planning import ExpectedRows, expected_rows
 
-__all__ = ["BatchWriter", "check_complete", "earlier_events", "read_open_events", "stage"]
+__all__ = ["BatchWriter", "check_complete", "complete", "query_of"]
 
 
-_ROWS_DIRECTORY: Final = "read"  # in staging: all rows of the batch
-_GAP_ROWS, _EVENT_ROWS = "is_gap=true", "is_gap=false"
-_MAX_INT64: Final = 2**63 - 1  # the maximum of event_ms and event_seq
-_IN_FILES: Final = [name for name in LIFECYCLE_COLUMNS if name != "queue"]
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+_MIN_EVENTS_FOR_EXECUTORS: Final = 50_000
+"""Smaller batches are folded by the driver: a Spark job would take longer."""
+
+_MIN_ROWS_BY_SHARD: Final = 20_000
+"""Fewer open events are rewritten to one file."""
+
+_MAX_OPEN_FILES: Final = 40
+_MAX_UNUSED_ROWS: Final = 20_000
+"""The open events are rewritten if, apart from this number of rows, more than half of their rows no longer count; or if
+they have more files than this, and one more for every so many rows."""
+
+_TIME_OUT_SLACK: Final = 1 / 32
+"""Reading all open jobs takes time, so a batch does not do it whenever a single one times out, but a little later."""
 
 
 @dataclass(frozen=True, slots=True)
-class BronzeBatch:
-    """The data that a batch has read.
+class BatchRead:
+    """A batch whose events are in ``bronze.events``: the metadata of that commit.
 
     Attributes:
-        queues: Each queue's counts and end, by name without the hash tag.
-        lifecycle_events: The events, with the columns `LIFECYCLE_COLUMNS`.
-        newest_ms, oldest_ms: The time of the newest event up to the year 9999, and of the oldest; 0 without events.
+        number: The number of the batch.
+        query, batch: The beginning of the id of the Spark query, and Spark's number of the batch.
+        detected_us: When its gaps were detected: microseconds since the epoch.
+        open_job_timeout_ms: The time without events after which an open job times out.
+        read_ms: How long reading took.
+        part: The files, the counts of each queue, and the gaps.
     """
 
-    queues: Mapping[str, QueueRecord]
-    lifecycle_events: pa.Table
-    newest_ms: int
-    oldest_ms: int
+    number: int
+    query: str
+    batch: int
+    detected_us: int
+    open_job_timeout_ms: int
+    read_ms: int
+    part: ReadPart
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Self:
+        """Decode the result of :meth:`to_json`."""
+        return cls(**{**stored, "part": ReadPart.from_json(stored["part"])})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the batch as JSON values, without the statistics of files."""
+        files = [replace(file, low={}, high={}) for file in self.part.files]
+        return {**asdict(self), "part": replace(self.part, files=files).to_json()}
 
     @property
     def events(self) -> int:
         """The number of rows of ``bronze.events``."""
-        return sum(queue.events for queue in self.queues.values())
+        return sum(queue.events for queue in self.part.queues.values())
+
+    @property
+    def newest_ms(self) -> int:
+        """The time of the newest event up to the year 9999; 0 without events."""
+        ends_ms = [StreamId.parse(record.last).ms for record in self.part.queues.values() if record.last]
+        # Ignore later times: compared with them, all jobs would be too old.
+        return max((ms for ms in ends_ms if ms <= MAX_TIME_MS), default=0)
+
+    @property
+    def oldest_ms(self) -> int:
+        """The time of the oldest event; 0 without events."""
+        return min((StreamId.parse(record.first).ms for record in self.part.queues.values() if record.first), default=0)
 
 
-def stage(batch: DataFrame, staging: Staging, detected_at: datetime) -> BronzeBatch:
-    """Write the rows of a batch: events of the source, and rows that represent gaps, which were detected now."""
-    names = [column.name for column in EVENTS.columns]
-    is_gap = F.coalesce(F.col("event") == GAP_EVENT, F.lit(False))
-    # For ids after the year 9999 the source returns no time, but every row needs a day.
-    with_time = batch.withColumn("event_at", F.coalesce("event_at", F.timestamp_millis(F.lit(MAX_TIME_MS))))
-    rows = with_time.select(*names, is_gap.alias("is_gap"), day_of(F.col("event_at")).alias("dt"), "queue")
-    rows.write.partitionBy("is_gap", "dt", "queue").parquet(str(staging.directory(_ROWS_DIRECTORY)))
-    gaps = _stage_gaps(staging, detected_at)
-    events_directory = staging.directory(_ROWS_DIRECTORY) / _EVENT_ROWS
-    lifecycle_events = _lifecycle_events(events_directory)
-    queues = dict(_queue_records(lifecycle_events, events_directory))
-    for queue, lost in gaps.items():
-        record = queues.get(queue, QueueRecord())
-        queues[queue] = QueueRecord(record.events, record.first, record.last, sum(lost), len(lost))
-    if events_directory.is_dir():
-        events_directory.rename(staging.table(EVENTS))
-    ends_ms = [StreamId.parse(record.last).ms for record in queues.values() if record.last]
-    oldest_ms = min((StreamId.parse(record.first).ms for record in queues.values() if record.first), default=0)
-    # Ignore times after the year 9999: compared with them, all jobs would be too old.
-    newest_ms = max((ms for ms in ends_ms if ms <= MAX_TIME_MS), default=0)
-    return BronzeBatch(queues, pa.concat_tables(lifecycle_events.values()), newest_ms, oldest_ms)
+@dataclass(frozen=True)
+class BatchWriter:
+    """Writes each batch. Spark serializes it for the process that runs the batches, so it has no references to Spark.
+
+    Attributes:
+        lake: The lake.
+        checkpoint: The directory of Spark's progress.
+        open_job_timeout_ms: The time without events after which an open job times out.
+        hash_tag: Whether BullMQ's name for queue ``emails`` is ``{emails}``.
+        after: The number of the lake's last batch when the query was started.
+    """
+
+    lake: Lake
+    checkpoint: Path
+    open_job_timeout_ms: int
+    hash_tag: bool
+    after: int
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Write a batch, unless it is already in the lake."""
+        complete(self.lake)
+        head, query = last_record(self.lake) or BatchRecord(), query_of(self.checkpoint)
+        if head.queries.get(query) == batch_id:
+            return  # the batch is complete, but Spark was killed before it committed its checkpoint
+        self._check_turn(head, query, batch_id)
+        start_ms = mono_ms()
+        part = merge_parts(ReadPart.from_json(json.loads(row.part)) for row in batch.collect())
+        check_complete(self.lake.root, self.checkpoint, batch_id, part.queues, hash_tag=self.hash_tag)
+        detected_us = (datetime.now(UTC) - _EPOCH) // timedelta(microseconds=1)
+        number, timeout_ms, read_ms = head.number + 1, self.open_job_timeout_ms, mono_ms() - start_ms
+        read = BatchRead(number, query, batch_id, detected_us, timeout_ms, read_ms, part)
+        if not self.lake.commit(EVENTS, part.files, batch=number, metadata=read.to_json()):
+            raise self._in_use()
+        _complete(self.lake, head, read, batch.sparkSession)
+
+    def _check_turn(self, head: BatchRecord, query: str, batch_id: int) -> None:
+        """Check that this query continues where the lake's last batch ended."""
+        if query in head.queries and (batch_id <= head.queries[query] or head.query not in {"", query}):
+            raise LakeError(
+                f"batch {batch_id} of query {query} and later batches are already in {self.lake.root}: the checkpoint "
+                f"is older than the lake. Delete {self.checkpoint}: the next run continues after the lake's last event"
+            )
+        if query not in head.queries and head.number != self.after:
+            raise self._in_use()
+
+    def _in_use(self) -> LakeInUseError:
+        return LakeInUseError(
+            f"another pipeline is writing to {self.lake.root}: this batch was not written. Stop one of them; the next "
+            "run continues after the lake's last event"
+        )
 
 
-def _lifecycle_events(root: Path) -> dict[str, pa.Table]:
-    """Return each queue's events, from its files, and an empty table."""
-    schema = arrow_schema(EVENTS)
-    empty = pa.schema([schema.field(name) for name in LIFECYCLE_COLUMNS]).empty_table()
-    parts: dict[str, list[pa.Table]] = {"": [empty]}
-    for queue, file in _files(root):
-        rows = pq.read_table(file, columns=_IN_FILES, partitioning=None).replace_schema_metadata(None)
-        parts.setdefault(queue, []).append(rows.add_column(0, "queue", pa.repeat(pa.scalar(queue), rows.num_rows)))
-    return {queue: pa.concat_tables(tables) for queue, tables in parts.items()}
+def query_of(checkpoint: Path) -> str:
+    """Return the beginning of a query's id, from Spark's checkpoint, because Spark Connect does not provide it."""
+    return str(json.loads((checkpoint / "metadata").read_text())["id"]).replace("-", "")[:8]
 
 
-def _queue_records(lifecycle_events: Mapping[str, pa.Table], root: Path) -> Iterator[tuple[str, QueueRecord]]:
-    """Yield, for each queue, the number of events, and the first and last id."""
-    for queue, events in lifecycle_events.items():
-        if events.num_rows:
-            first, last = _edge_id(events, "min"), _edge_id(events, "max")
-            if _MAX_INT64 in {*first, *last}:
-                first, last = _edge_ids(root, queue)
-            yield queue, QueueRecord(events.num_rows, str(first), str(last))
+def complete(lake: Lake) -> None:
+    """Complete the batch that was interrupted after its events had been added to ``bronze.events``, if there is one.
+
+    Raises:
+        LakeError: The lake lacks batches in ``_pipeline/open_jobs``.
+    """
+    events = lake.open(EVENTS)
+    head = last_record(lake) or BatchRecord()
+    if events is None or events.batch <= head.number:
+        return
+    if events.batch > head.number + 1:
+        raise LakeError(
+            f"{lake.location(EVENTS)} has batch {events.batch:,}, but {lake.location(OPEN_EVENTS)} only has "
+            f"{head.number:,}: restore both from the same backup"
+        )
+    stored = (stored for stored in events.metadata() if stored.get("number") == events.batch)
+    _complete(lake, head, BatchRead.from_json(next(stored)), None)
 
 
-def _edge_ids(root: Path, queue: str) -> tuple[StreamId, StreamId]:
-    """Return the smallest and the greatest id, parsed from text: the integer columns cannot store all values."""
-    files = [file for file_queue, file in _files(root) if file_queue == queue]
-    tables = [pq.read_table(file, columns=["event_id"], partitioning=None) for file in files]
-    ids = [StreamId.parse(event_id) for table in tables for event_id in table["event_id"].to_pylist()]
-    return min(ids), max(ids)
+def _complete(lake: Lake, head: BatchRecord, read: BatchRead, spark: SparkSession | None) -> None:
+    """Make the commits that follow the commit of the events. Without a session, the driver does all the work."""
+    number, steps_ms = read.number, {"read": read.read_ms}
+    gaps = gap_rows(read.part.gaps, _EPOCH + timedelta(microseconds=read.detected_us))
+    if gaps:
+        rows = pa.Table.from_pylist(gaps, arrow_schema(GAPS))
+        lake.commit(GAPS, lake.write(GAPS, rows, batch_prefix(number)), batch=number)
+    plan = _plan(head, read, lake.open(OPEN_EVENTS))
+    with _step(steps_ms, "derive"):
+        folded = _fold(lake, plan, read.events, spark)
+    with _step(steps_ms, "commit"):
+        for table, files in ((ATTEMPTS, folded.attempts), (JOBS, folded.jobs)):
+            if files:
+                lake.commit(table, files, batch=number)
+    record = _record(head, read, plan, folded, steps_ms)
+    replaced = plan.open_files if plan.rewrites else []
+    if lake.commit(OPEN_EVENTS, folded.open_jobs, batch=number, metadata=record.to_json(), replaced=replaced):
+        lake.delete(OPEN_EVENTS, replaced)
 
 
-def _edge_id(ids: pa.Table, edge: str) -> StreamId:
-    """Return the smallest or greatest id."""
-    aggregate = pc.min if edge == "min" else pc.max
-    ms = aggregate(ids["event_ms"])
-    seq = aggregate(ids["event_seq"].filter(pc.equal(ids["event_ms"], ms)))
-    return StreamId(ms.as_py(), seq.as_py())
+def _plan(head: BatchRecord, read: BatchRead, before: Snapshot | None) -> FoldPlan:
+    open_files = [] if before is None else before.files()
+    stored = sum(file.rows for file in open_files)
+    time_out_before_ms = max(read.newest_ms, head.newest_event_ms) - read.open_job_timeout_ms
+    late_ms = time_out_before_ms - round(read.open_job_timeout_ms * _TIME_OUT_SLACK)
+    has_old_jobs = 0 < head.idle_since_ms < late_ms
+    has_many_files = len(open_files) > _MAX_OPEN_FILES + stored // _MAX_UNUSED_ROWS
+    rewrites = has_old_jobs or has_many_files or stored > 2 * head.open_job_events + _MAX_UNUSED_ROWS
+    return FoldPlan(
+        read.number,
+        read.part.files,
+        open_files,
+        rewrites,
+        by_shard=rewrites and head.open_job_events > _MIN_ROWS_BY_SHARD,
+        time_out_before_ms=time_out_before_ms if has_old_jobs or 0 < read.oldest_ms < time_out_before_ms else 0,
+    )
 
 
-def _stage_gaps(staging: Staging, detected_at: datetime) -> dict[str, list[int]]:
-    """Write the rows for gaps; return, for each queue, the number of lost events in each gap."""
-    rows_by_queue: dict[str, list[dict[str, Any]]] = {}
-    for queue, file in _files(staging.directory(_ROWS_DIRECTORY) / _GAP_ROWS):
-        rows_by_queue.setdefault(queue, []).extend(pq.read_table(file, partitioning=None).to_pylist())
-    gaps = {queue: list(_gaps(rows, detected_at)) for queue, rows in rows_by_queue.items()}
-    rows = [
-        {**gap, "queue": queue, "dt": str(detected_at.date())}
-        for queue, queue_gaps in gaps.items()
-        for gap in queue_gaps
-    ]
-    staging.write(GAPS, pa.Table.from_pylist(rows, arrow_schema(GAPS)))
-    return {queue: [gap["lost"] for gap in queue_gaps] for queue, queue_gaps in gaps.items()}
+def _fold(lake: Lake, plan: FoldPlan, events: int, spark: SparkSession | None) -> FoldResult:
+    if not events and not plan.rewrites:
+        return FoldResult((), (), (), 0, 0, 0)
+    if spark is None or events < _MIN_EVENTS_FOR_EXECUTORS:
+        return fold(lake, plan)
+
+    fold_shards = vectorized_udf(partial(_fold_shards, lake, plan), StringType())
+    rows = spark.range(SHARDS).select(fold_shards(F.col("id")).alias("result")).where("result is not null").collect()
+    results = [FoldResult.from_json(json.loads(row.result)) for row in rows]
+    return FoldResult(
+        [file for result in results for file in result.attempts],
+        [file for result in results for file in result.jobs],
+        [file for result in results for file in result.open_jobs],
+        sum(result.open_before for result in results),
+        sum(result.open_after for result in results),
+        min((result.idle_since_ms for result in results if result.idle_since_ms), default=0),
+    )
 
 
-def _gaps(rows: Iterable[Mapping[str, Any]], detected_at: datetime) -> Iterator[dict[str, Any]]:
-    for number, row in enumerate(rows):
-        extra = json.loads(row["extra"])
-        first, after = extra.get("first_id_after"), StreamId.parse(row["event_id"])
-        yield {
-            "last_id_before": str(after),
-            "first_id_after": first,
-            "lost": int(extra["lost"]),
-            "exact": extra["exact"] == "true",
-            "loss_reason": extra["loss_reason"],
-            "last_at_before": None if after == BEGINNING else _time(after),
-            "first_at_after": None if first is None else _time(StreamId.parse(first)),
-            "detected_at": detected_at + timedelta(microseconds=number),  # part of the key, so unique
-        }
+def _fold_shards(lake: Lake, plan: FoldPlan, arrays: Iterator[pa.Array]) -> Iterator[pa.Array]:
+    """Fold the shards of a task together; return the result as JSON beside the first of them, and nulls beside others.
+
+    A function of columns returns as many elements as it gets.
+    """
+    for shards in arrays:
+        result = json.dumps(fold(lake, plan, shards.to_pylist()).to_json())
+        yield pa.array([result, *[None] * (len(shards) - 1)], pa.string())
 
 
-def _time(entry: StreamId) -> datetime:
-    return datetime.fromtimestamp(min(entry.ms, MAX_TIME_MS) / 1000, UTC)
+def _record(
+    head: BatchRecord, read: BatchRead, plan: FoldPlan, folded: FoldResult, steps_ms: Mapping[str, int]
+) -> BatchRecord:
+    queues = read.part.queues
+    lost = {queue: head.lost.get(queue, 0) + record.lost for queue, record in queues.items() if record.lost}
+    gaps = {queue: head.gaps.get(queue, 0) + record.gaps for queue, record in queues.items() if record.gaps}
+    others = 0 if plan.rewrites else head.open_job_events - folded.open_before
+    idle_ms = [ms for ms in (folded.idle_since_ms, head.idle_since_ms if others else 0) if ms]
+    return BatchRecord(
+        number=read.number,
+        written_ms=wall_ms(),
+        newest_event_ms=max(head.newest_event_ms, read.newest_ms),
+        queues=queues,
+        last_ids={**head.last_ids, **{queue: record.last for queue, record in queues.items() if record.last}},
+        lost={**head.lost, **lost},
+        gaps={**head.gaps, **gaps},
+        attempts=sum(file.rows for file in folded.attempts),
+        jobs=sum(file.rows for file in folded.jobs),
+        open_job_events=others + folded.open_after,
+        idle_since_ms=min(idle_ms, default=0),
+        steps_ms=steps_ms,
+        query=read.query,
+        queries={**head.queries, read.query: read.batch},
+    )
 
 
-def _files(root: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the files below a directory, each with its queue."""
-    for day in list_directories(root):
-        for queue in list_directories(day):
-            for file in sorted(queue.glob("*.parquet")):
-                yield partition_value(queue.name), file
+@contextmanager
+def _step(steps_ms: dict[str, int], name: str) -> Iterator[None]:
+    start_ms = mono_ms()
+    yield
+    steps_ms[name] = mono_ms() - start_ms
 
 
-# Executors write a batch's rows, and the driver derives all other data from their files. If an executor has another
-# directory at the lake's path (a local disk instead of a shared one), it writes there, and Spark does not detect this:
-# it only sees the driver's directory, with fewer files. Offsets count every entry that was ever added, so a batch's
+# An executor may have another directory at the lake's path (a local disk instead of a shared one); the commit of its
+# files then fails. Events may also be missing from a read. Offsets count every entry that was ever added, so a batch's
 # start and end offsets determine its number of rows.
 
 
-def check_complete(layout: Layout, ingest_id: str, records: Mapping[str, QueueRecord], *, hash_tag: bool) -> None:
+def check_complete(
+    root: str, checkpoint: Path, batch_id: int, records: Mapping[str, QueueRecord], *, hash_tag: bool
+) -> None:
     """Compare the records of a batch, by queue name without the hash tag, with its offsets.
 
     Raises:
         LakeError: Rows are missing or duplicated.
     """
-    _, number = batch_of(ingest_id)
-    end = _offset(layout, number)
-    begin = batch_start(None if number == 0 else _offset(layout, number - 1), end)
+    end = _offset(checkpoint, batch_id)
+    begin = batch_start(None if batch_id == 0 else _offset(checkpoint, batch_id - 1), end)
     if begin is None:  # an older version of bulltask planned the first batch
         return
     expectations: defaultdict[str, ExpectedRows] = defaultdict(partial(ExpectedRows, 0))
@@ -213,10 +310,9 @@ def check_complete(layout: Layout, ingest_id: str, records: Mapping[str, QueueRe
         record = records.get(queue, QueueRecord())
         if not expected.is_met(record.events, record.lost, record.gaps):
             raise LakeError(
-                f"[BULLTASK_BATCH_INCOMPLETE] batch {ingest_id} should contain {_shown(expected)} from queue "
-                f"{queue!r}, but its files contain {record.events:,} and record {record.lost:,} as lost. {layout.root} "
-                "must be the same directory for the driver and for all executors. The batch was not published: mount "
-                "the directory on every node and run the pipeline again before Redis trims these events"
+                f"[BULLTASK_BATCH_INCOMPLETE] batch {batch_id} should contain {_shown(expected)} from queue {queue!r}, "
+                f"but its tasks have read {record.events:,} and recorded {record.lost:,} as lost. Nothing was added to "
+                f"{root}: run the pipeline again before Redis trims these events"
             )
 
 
@@ -224,220 +320,7 @@ def _shown(expected: ExpectedRows) -> str:
     return "events" if expected.count is None else pluralize(expected.count, "event")
 
 
-def _offset(layout: Layout, number: int) -> dict[str, Any]:
+def _offset(checkpoint: Path, number: int) -> dict[str, Any]:
     """Return the offset at which a batch ends: the last line of Spark's file, after two header lines."""
-    stored: dict[str, Any] = json.loads((layout.checkpoint / "offsets" / str(number)).read_text().splitlines()[-1])
+    stored: dict[str, Any] = json.loads((checkpoint / "offsets" / str(number)).read_text().splitlines()[-1])
     return stored
-
-
-_MAX_CACHED_FILES: Final = 50_000
-"""The maximum number of files whose id range is cached; reading a range takes a third of a millisecond."""
-
-
-def read_open_events(layout: Layout, ingest_id: str) -> pa.Table:
-    """Return the open jobs' events that a batch has stored for the next batch."""
-    files = sorted((layout.open_jobs / ingest_id).glob("*.parquet"))
-    return pa.concat_tables([pq.read_table(file, columns=list(LIFECYCLE_COLUMNS), partitioning=None) for file in files])
-
-
-def earlier_events(layout: Layout, jobs: pa.Table) -> pa.Table | None:
-    """Return all events of some jobs that are in the lake; ``None`` if there are none.
-
-    Only files that may contain them are read, judging by the smallest and greatest id in the files' statistics. The
-    lake's directories must not move during the call (:func:`~bulltask.lake.storage.hold_swaps`).
-    """
-    wanted: dict[str, list[str]] = defaultdict(list)
-    for queue, job_id in zip(jobs["queue"].to_pylist(), jobs["job_id"].to_pylist(), strict=True):
-        wanted[queue].append(job_id)
-    tables = [
-        part for queue, ids in wanted.items() for part in _events_of_queue(layout, queue, sorted(ids)) if part.num_rows
-    ]
-    return pa.concat_tables(tables) if tables else None
-
-
-def _events_of_queue(layout: Layout, queue: str, ids: Sequence[str]) -> Iterator[pa.Table]:
-    chosen = pa.array(ids, pa.string())
-    for day in layout.days(EVENTS):
-        for file, _ in list_files(layout, EVENTS, day, queue):
-            if _may_contain(file, ids):
-                rows = pq.read_table(file, columns=_IN_FILES, partitioning=None)
-                rows = rows.filter(pc.is_in(rows["job_id"], chosen)).replace_schema_metadata(None)
-                yield rows.add_column(0, "queue", pa.repeat(pa.scalar(queue), rows.num_rows))
-
-
-def _may_contain(file: Path, ids: Sequence[str]) -> bool:
-    """Return whether a file may contain one of some sorted ids."""
-    ends = _id_range(str(file))
-    if ends is None:
-        return True
-    first = bisect_left(ids, ends[0])
-    return first < len(ids) and ids[first] <= ends[1]
-
-
-@lru_cache(_MAX_CACHED_FILES)
-def _id_range(file: str) -> tuple[str, str] | None:
-    """Return the smallest and the greatest job id in a file; ``None`` without statistics. Files never change."""
-    metadata = pq.read_metadata(file)
-    at = metadata.schema.names.index("job_id")
-    parts = [metadata.row_group(number).column(at).statistics for number in range(metadata.num_row_groups)]
-    if any(part is None or not (part.has_min_max or not part.num_values) for part in parts):
-        return None
-    known = [part for part in parts if part.has_min_max]
-    return min((part.min for part in known), default=""), max((part.max for part in known), default="")
-
-
-_OPEN_JOBS: Final = "open_jobs"  # under staging
-
-_TABLES: Final = (EVENTS, GAPS, ATTEMPTS, JOBS)
-
-_CONF: Final[Mapping[str, str]] = {
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # A batch is small and its size is known, so adaptive execution would only cost time.
-    "spark.sql.adaptive.enabled": "false",
-    # A task has rows from few queues: it can write their files at the same time, without sorting the rows first.
-    "spark.sql.maxConcurrentOutputFileWriters": "64",
-}
-"""Settings of the query's session, which is a copy of the user's."""
-
-
-@dataclass(frozen=True)
-class BatchWriter:
-    """Writes each batch. Spark serializes it for the process that runs the batches, so it has no references to Spark.
-
-    Attributes:
-        root: The directory of the lake.
-        open_job_timeout_ms: The time without events after which an open job times out.
-        hash_tag: Whether BullMQ's name for queue ``emails`` is ``{emails}``.
-    """
-
-    root: str
-    open_job_timeout_ms: int
-    hash_tag: bool
-
-    def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Write a batch, unless it is already in the lake."""
-        layout = Layout(self.root)
-        ledger, ingest_id = Ledger(layout), batch_ingest_id(_query_id(layout), batch_id)
-        head = ledger.head()
-        if head is not None and head.ingest_id == ingest_id:
-            return  # the batch was committed, but Spark was killed before it committed its checkpoint
-        if ledger.has(ingest_id):
-            raise LakeError(
-                f"batch {ingest_id} and later batches are already in {layout.root}: the checkpoint is older than the "
-                f"lake. Delete {layout.checkpoint}: the next run continues after the lake's last event"
-            )
-        _clean_up(layout, ledger)
-        _BatchRun(self, layout, ledger, head, ingest_id).write(batch)
-
-
-class _BatchRun:
-    """One batch, from its rows to its record in the ledger."""
-
-    def __init__(
-        self, writer: BatchWriter, layout: Layout, ledger: Ledger, head: BatchRecord | None, ingest_id: str
-    ) -> None:
-        self._writer = writer
-        self._layout = layout
-        self._ledger = ledger
-        self._ingest_id = ingest_id
-        self._head = head or BatchRecord("", number=0)
-        self._staging = Staging(layout, ingest_id)
-        self._open_jobs_ingest_id = self._head.open_jobs_ingest_id
-        self._open_job_events = self._head.open_job_events
-        self._oldest_ms = self._head.oldest_open_event_ms
-        self._steps_ms: dict[str, int] = {}
-
-    def write(self, batch: DataFrame) -> None:
-        for name, value in _CONF.items():
-            batch.sparkSession.conf.set(name, value)
-        with self._step("bronze"):
-            read = stage(batch, self._staging, datetime.now(UTC))
-            check_complete(self._layout, self._ingest_id, read.queues, hash_tag=self._writer.hash_tag)
-        counts = self._derive(read) if read.events else {}
-        with self._step("publish"):
-            self._ledger.begin_publishing(self._ingest_id)
-            self._staging.publish(_TABLES)
-            self._publish_open_jobs()
-        self._ledger.commit(self._record(read, counts))
-        self._staging.clear()
-        for old in list_directories(self._layout.open_jobs):
-            if old.name != self._open_jobs_ingest_id:
-                shutil.rmtree(old)
-
-    def _derive(self, read: BronzeBatch) -> dict[Table, int]:
-        """Write the rows of attempts and jobs, and the open events; return the number of rows."""
-        with self._step("derive"):
-            before = self._open_jobs_ingest_id
-            open_events = None if before is None else read_open_events(self._layout, before)
-            find_earlier = partial(earlier_events, self._layout)
-            time_out_before_ms = self._time_out_before_ms(read)
-            # Files must not be moved during the lookup, because it is not retried.
-            with hold_swaps(self._layout):
-                derived = derive_silver(read.lifecycle_events, open_events, find_earlier, time_out_before_ms)
-        tables = {ATTEMPTS: derived.attempts, JOBS: derived.jobs}
-        for table, rows in tables.items():
-            with self._step(table.name):
-                self._staging.write(table, rows)
-        self._open_job_events = derived.open_events.num_rows
-        self._open_jobs_ingest_id = None
-        self._oldest_ms = pc.min(derived.open_events["event_ms"]).as_py() or 0
-        if self._open_job_events:
-            with self._step("open_jobs"):
-                self._open_jobs_ingest_id = self._ingest_id
-                write_file(self._staging.directory(_OPEN_JOBS), derived.open_events)
-        return {table: rows.num_rows for table, rows in tables.items()}
-
-    def _time_out_before_ms(self, read: BronzeBatch) -> int:
-        """Return the cutoff: open jobs whose last event is older time out; 0 if no event is older."""
-        time_out_before_ms = max(read.newest_ms, self._head.newest_event_ms) - self._writer.open_job_timeout_ms
-        oldest_ms = min(read.oldest_ms, self._head.oldest_open_event_ms or read.oldest_ms)
-        return time_out_before_ms if oldest_ms < time_out_before_ms else 0
-
-    def _publish_open_jobs(self) -> None:
-        if self._open_jobs_ingest_id == self._ingest_id:
-            self._layout.open_jobs.mkdir(exist_ok=True)
-            self._staging.directory(_OPEN_JOBS).rename(self._layout.open_jobs / self._ingest_id)
-
-    def _record(self, read: BronzeBatch, counts: Mapping[Table, int]) -> BatchRecord:
-        head = self._head
-        query, number = batch_of(self._ingest_id)
-        lost = {queue: head.lost.get(queue, 0) + record.lost for queue, record in read.queues.items() if record.lost}
-        gaps = {queue: head.gaps.get(queue, 0) + record.gaps for queue, record in read.queues.items() if record.gaps}
-        return BatchRecord(
-            self._ingest_id,
-            previous=head.ingest_id or None,
-            number=head.number + 1,
-            written_ms=wall_ms(),
-            newest_event_ms=max(head.newest_event_ms, read.newest_ms),
-            queues=read.queues,
-            last_ids={**head.last_ids, **{queue: record.last for queue, record in read.queues.items() if record.last}},
-            lost={**head.lost, **lost},
-            gaps={**head.gaps, **gaps},
-            attempts=counts.get(ATTEMPTS, 0),
-            jobs=counts.get(JOBS, 0),
-            open_jobs_ingest_id=self._open_jobs_ingest_id,
-            open_job_events=self._open_job_events,
-            oldest_open_event_ms=self._oldest_ms,
-            steps_ms=self._steps_ms,
-            queries={**head.queries, query: number},
-        )
-
-    @contextmanager
-    def _step(self, name: str) -> Iterator[None]:
-        start_ms = mono_ms()
-        yield
-        self._steps_ms[name] = mono_ms() - start_ms
-
-
-def _clean_up(layout: Layout, ledger: Ledger) -> None:
-    """Remove the files of a batch that was killed while it was published."""
-    interrupted, head = ledger.publishing(), ledger.head()
-    if interrupted is not None and (head is None or head.ingest_id != interrupted):
-        layout.remove(interrupted, _TABLES)
-        shutil.rmtree(layout.open_jobs / interrupted, ignore_errors=True)
-
-
-def _query_id(layout: Layout) -> str:
-    """Return Spark's id for the query, from the checkpoint, because Spark Connect does not provide it."""
-    return str(json.loads((layout.checkpoint / "metadata").read_text())["id"])

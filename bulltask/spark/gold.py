@@ -16,17 +16,16 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from functools import reduce
-from pathlib import Path
 from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from bulltask.jobs.errors import ConfigError
-from bulltask.lake.files import days_in_gaps
 from bulltask.lake.log_histogram import GROWTH, ZERO
+from bulltask.lake.reader import days_in_gaps
 from bulltask.lake.slo_config import EVERY, Metric, Objective, SLOConfig
-from bulltask.lake.storage import AtomicSwap, Layout, hold_swaps
+from bulltask.lake.storage import DataFile, Lake, days_of
 from bulltask.lake.tables import (
     ATTEMPTS,
     CAPACITY_MINUTE,
@@ -39,7 +38,16 @@ from bulltask.lake.tables import (
     TASK_MINUTE,
     Table,
 )
-from bulltask.spark.lake_tables import as_table, day_of, latest, read_table, spark_schema
+from bulltask.spark.lake_tables import (
+    as_table,
+    check_shared,
+    day_of,
+    latest,
+    read_files,
+    read_table,
+    replace_days,
+    write_files,
+)
 
 __all__ = [
     "DaySpan",
@@ -55,6 +63,7 @@ __all__ = [
 
 MINUTE_MS: Final = 60_000
 DAY_MS: Final = 86_400_000
+_DAY: Final = timedelta(days=1)
 
 COUNTERS: Final = (
     "added", "started", "completed", "failed", "requeued", "stalled", "waiting_children", "released", "finished",
@@ -101,6 +110,11 @@ class DaySpan:
     def end_ms(self) -> int:
         """The first millisecond after the last day."""
         return int(self.end.timestamp()) * 1000
+
+    @property
+    def days(self) -> list[date]:
+        """All days."""
+        return [self.first + number * _DAY for number in range((self.last - self.first).days + 1)]
 
     def contains(self, at: Column) -> Column:
         """Return a column that is true if a time is in these days."""
@@ -460,16 +474,13 @@ def _days_with_gaps(gaps: DataFrame, span: DaySpan) -> DataFrame:
     return gap_periods(gaps, span, DAY_MS).select("queue", day.alias("dt"), F.lit(True).alias("has_gap")).distinct()
 
 
-_DAY: Final = timedelta(days=1)
 _ATTEMPT_COLUMNS: Final = (
     "queue", "job_id", "incarnation", "attempt", "name", "started_at", "ended_at", "wait_ms", "run_ms", "outcome",
     "failed_reason", "error_fingerprint",
 )  # fmt: skip
 _JOB_COLUMNS: Final = ("queue", "name", "finished_at", "state", "total_ms", "as_of")
-_SETTINGS: Final[Mapping[str, str]] = {
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-}
+_TIME_ZONE: Final = "spark.sql.session.timeZone"
+_TABLES: Final = (TASK_MINUTE, CAPACITY_MINUTE, ERRORS_DAY, SLO_DAY, COST_DAY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,7 +493,7 @@ class GoldInputs:
     gaps: DataFrame
 
 
-def build_gold(spark: SparkSession, layout: Layout, days: Iterable[date], slo_config: SLOConfig | None = None) -> None:
+def build_gold(spark: SparkSession, lake: Lake, days: Iterable[date], slo_config: SLOConfig | None = None) -> None:
     """Build all gold tables for some days (UTC) and replace existing rows.
 
     A day without data gets empty tables. Other days are not changed: an attempt that runs past midnight counts in each
@@ -491,28 +502,31 @@ def build_gold(spark: SparkSession, layout: Layout, days: Iterable[date], slo_co
 
     Args:
         spark: A session, ideally from `bulltask.spark.session`.
-        layout: The lake.
+        lake: The lake.
         days: The days, in any order.
         slo_config: Objectives, prices and capacities; default: none.
 
     Raises:
         ConfigError: The days include 9999-12-31.
+        LakeError: An executor cannot read the lake.
+        LakeInUseError: Another process is replacing rows of gold.
     """
-    with AtomicSwap(layout) as swaps, _in_utc(spark):
+    with check_shared(lake), _in_utc(spark):
         for span in _spans(days):
-            with hold_swaps(layout), _cached(read_inputs(spark, layout, span)) as inputs:
-                written = {TASK_MINUTE: _write_table(minute_table(inputs, span), TASK_MINUTE, swaps.new_directory())}
+            since = {table: lake.create(table) for table in _TABLES}
+            with _cached(read_inputs(spark, lake, span)) as inputs:
+                written = {TASK_MINUTE: _write(minute_table(inputs, span), TASK_MINUTE, lake)}
                 # The other tables are built from the per-minute rows. Reading these from files keeps the query plan
                 # short.
-                minutes = spark.read.schema(spark_schema(TASK_MINUTE)).parquet(str(written[TASK_MINUTE]))
-                for table, frame in derived_tables(inputs, minutes, span, slo_config or SLOConfig()).items():
-                    written[table] = _write_table(frame, table, swaps.new_directory())
+                minutes = read_files(spark, lake, TASK_MINUTE, written[TASK_MINUTE])
+                for table, rows in derived_tables(inputs, minutes, span, slo_config or SLOConfig()).items():
+                    written[table] = _write(rows, table, lake)
             # All tables are complete before the first table becomes visible.
-            for table, directory in written.items():
-                _swap_days(layout, swaps, table, directory, span)
+            for table, files in written.items():
+                replace_days(lake, since[table], files, span.days)
 
 
-def read_inputs(spark: SparkSession, layout: Layout, span: DaySpan) -> GoldInputs:
+def read_inputs(spark: SparkSession, lake: Lake, span: DaySpan) -> GoldInputs:
     """Read the rows that the gold tables for some days are built from.
 
     A row may be superseded by a row of any other day. A row of an earlier day can only supersede it if a backfill wrote
@@ -520,25 +534,28 @@ def read_inputs(spark: SparkSession, layout: Layout, span: DaySpan) -> GoldInput
     files are read, except where rows with the same key can have different start times: incarnations and attempts whose
     start is unknown. An extra day on either side allows for differences between clocks.
     """
-    before, after = str(span.first - _DAY), F.lit(span.end + _DAY)
+    before, after = span.first - _DAY, F.lit(span.end + _DAY)
 
-    def rows(table: Table, started: str, ended_at: Column) -> DataFrame:
-        is_snapshot, is_near = F.col("source") == "snapshot", F.col("dt") >= before
-        if backfilled_days := days_in_gaps(layout, (day for day in layout.days(table) if str(day) < before)):
-            is_near |= F.col("dt").isin(*map(str, backfilled_days)) & is_snapshot
+    def rows(table: Table, columns: Sequence[str], started: str, ended_at: Column) -> DataFrame:
+        days = days_of(lake.open(table))
+        near = [day for day in days if day >= before]
+        backfilled = days_in_gaps(lake, (day for day in days if day < before))
+        names = dict.fromkeys((*columns, *table.key, started, "as_of", "source", "dt"))
+        is_snapshot, is_near = F.col("source") == "snapshot", F.col("dt") >= str(before)
         starts_early = F.col(started).isNull() | (F.col(started) < after)
         known = starts_early | is_snapshot | F.col("incarnation").isNull()
-        return latest(read_table(spark, layout, table).where(is_near & known), table).where(
+        stored = read_table(spark, lake, table, [*backfilled, *near], list(names))
+        found = latest(stored.where((is_near | is_snapshot) & known), table).where(
             (ended_at >= F.lit(span.start)) & (F.col(started).isNull() | (F.col(started) < F.lit(span.end)))
         )
+        return found.select(*columns)
 
-    days = F.col("dt").between(str(span.first), str(span.last))
-    added = read_table(spark, layout, EVENTS).where(days & (F.col("event") == "added"))
+    events = read_table(spark, lake, EVENTS, span.days, ("queue", "name", "event_at", "event"))
     return GoldInputs(
-        added.select("queue", "name", "event_at"),
-        rows(ATTEMPTS, "started_at", F.coalesce("ended_at", "started_at")).select(*_ATTEMPT_COLUMNS),
-        rows(JOBS, "created_at", F.coalesce("finished_at", "as_of")).select(*_JOB_COLUMNS),
-        _gaps(read_table(spark, layout, GAPS), span),
+        events.where("event = 'added'").drop("event"),
+        rows(ATTEMPTS, _ATTEMPT_COLUMNS, "started_at", F.coalesce("ended_at", "started_at")),
+        rows(JOBS, _JOB_COLUMNS, "created_at", F.coalesce("finished_at", "as_of")),
+        _gaps(read_table(spark, lake, GAPS), span),
     )
 
 
@@ -587,20 +604,9 @@ def _spans(days: Iterable[date]) -> Iterator[DaySpan]:
             start = index + 1
 
 
-def _write_table(frame: DataFrame, table: Table, directory: Path) -> Path:
+def _write(rows: DataFrame, table: Table, lake: Lake) -> list[DataFile]:
     """Write a table's rows, one file for each day, sorted by key."""
-    ordered = frame.repartition("dt").sortWithinPartitions("dt", *table.key)
-    ordered.write.partitionBy("dt").parquet(str(directory))
-    return directory
-
-
-def _swap_days(layout: Layout, swaps: AtomicSwap, table: Table, directory: Path, span: DaySpan) -> None:
-    """Replace old days with new days; a new day without rows also replaces the old day."""
-    for number in range((span.last - span.first).days + 1):
-        day = layout.day(table, span.first + number * _DAY)
-        new = directory / day.name
-        new.mkdir(parents=True, exist_ok=True)
-        swaps.swap(new, day, [day] if day.exists() else [])
+    return write_files(rows.repartition("dt").sortWithinPartitions("dt", *table.key), table, lake)
 
 
 @contextmanager
@@ -614,12 +620,10 @@ def _cached(inputs: GoldInputs) -> Iterator[GoldInputs]:
 
 @contextmanager
 def _in_utc(spark: SparkSession) -> Iterator[None]:
-    """Override the session's settings, so that days are in UTC and files are portable."""
-    before = {name: str(spark.conf.get(name)) for name in _SETTINGS}
+    """Override the session's time zone, so that days are in UTC."""
+    before = str(spark.conf.get(_TIME_ZONE))
     try:
-        for name, value in _SETTINGS.items():
-            spark.conf.set(name, value)
+        spark.conf.set(_TIME_ZONE, "UTC")
         yield
     finally:
-        for name, value in before.items():
-            spark.conf.set(name, value)
+        spark.conf.set(_TIME_ZONE, before)

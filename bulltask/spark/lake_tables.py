@@ -1,56 +1,49 @@
-"""The lake's tables in Spark: their types, and how rows are read and appended."""
+"""The lake's tables in Spark: how rows are read and written.
+
+Spark knows the tables only as files that Delta's log names, which Python reads: it needs no jar. Tasks write files by
+Arrow, and the driver commits them. Files of tasks that failed or ran twice stay unnamed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import UTC, datetime
-from typing import Final
+import json
+import re
+import secrets
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import date
+from functools import partial
+from typing import Any, ClassVar, Final
 
-import pyarrow.parquet as pq
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
-from pyspark.sql.types import (
-    ArrayType,
-    BooleanType,
-    DataType,
-    DecimalType,
-    DoubleType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StringType, StructType
 
-from bulltask.lake.storage import AtomicSwap, Layout, list_directories
-from bulltask.lake.tables import Kind, Table
+from bulltask.jobs.errors import LakeError
+from bulltask.lake.reader import dataset_of
+from bulltask.lake.storage import DataFile, Lake, Snapshot
+from bulltask.lake.tables import Table
+from bulltask.spark.sink import vectorized_udf
+from bulltask.spark.source.columns import spark_schema
 
-__all__ = ["append", "as_table", "command_ingest_id", "day_of", "latest", "read_table", "spark_schema"]
-
-
-_TYPES: Final[Mapping[Kind, DataType]] = {
-    Kind.TEXT: StringType(),
-    Kind.INT: IntegerType(),
-    Kind.LONG: LongType(),
-    Kind.DOUBLE: DoubleType(),
-    Kind.FLAG: BooleanType(),
-    Kind.TIME: TimestampType(),
-    Kind.TEXTS: ArrayType(StringType()),
-    Kind.COUNTS: MapType(IntegerType(), LongType()),
-    Kind.MONEY: DecimalType(18, 6),
-}
-
-
-def spark_schema(table: Table) -> StructType:
-    """Return a table's columns followed by its partitions; ``dt`` is a string like ``2026-11-22``."""
-    fields = [StructField(column.name, _TYPES[column.kind]) for column in table.columns]
-    return StructType(fields + [StructField(name, StringType()) for name in table.partitions])
+__all__ = [
+    "append",
+    "as_table",
+    "check_shared",
+    "day_of",
+    "latest",
+    "read_files",
+    "read_table",
+    "replace_days",
+    "write_files",
+]
 
 
 def as_table(frame: DataFrame, table: Table) -> DataFrame:
-    """Return a DataFrame with exactly a table's columns and partitions, in order and with their types."""
+    """Return a DataFrame with exactly a table's columns and partition, in order and with their types."""
     return frame.select(*(F.col(field.name).cast(field.dataType).alias(field.name) for field in spark_schema(table)))
 
 
@@ -59,40 +52,191 @@ def day_of(*times: Column) -> Column:
     return F.date_format(F.coalesce(*times), "yyyy-MM-dd")
 
 
-def read_table(spark: SparkSession, layout: Layout, table: Table) -> DataFrame:
-    """Return all rows of a table. Filters on its partitions limit the files that are read."""
-    schema = spark_schema(table)
-    if not layout.days(table):
-        return spark.createDataFrame([], schema)
-    # With a schema, a queue named 007 stays a string.
-    return spark.read.schema(schema).parquet(str(layout.table(table)))
-
-
 def latest(rows: DataFrame, table: Table) -> DataFrame:
     """Return the latest rows: of the rows with the same key, the one with the latest ``as_of``."""
     newest = Window.partitionBy(*table.key).orderBy(F.col("as_of").desc())
     return rows.withColumn("rank", F.row_number().over(newest)).where("rank = 1").drop("rank")
 
 
-def command_ingest_id(command: str, now: datetime | None = None) -> str:
-    """Return the ``ingest_id`` for one run of a command: its name and the time."""
-    return f"{command}-{now or datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+def read_table(
+    spark: SparkSession,
+    lake: Lake,
+    table: Table,
+    days: Collection[date] | None = None,
+    columns: Sequence[str] | None = None,
+) -> DataFrame:
+    """Return the rows that a table has now: later commits do not change the DataFrame.
 
-
-def append(rows: DataFrame, table: Table, layout: Layout, ingest_id: str) -> int:
-    """Append rows to a table of bronze or silver, for a command rather than the pipeline; return their number.
-
-    The rows have all columns except ``ingest_id``. They are written to a directory that readers skip, then published
-    partition by partition.
+    Args:
+        spark: The session.
+        lake: The lake.
+        table: The table; if it does not exist, there are no rows.
+        days: The days to read; default: all.
+        columns: The columns to read; default: all. Reading few saves much in an object store.
     """
-    columns = as_table(rows.selectExpr("*", "'' AS ingest_id"), table).drop("ingest_id")
+    snapshot = lake.open(table)
+    files = [] if snapshot is None else snapshot.files(None if days is None else set(map(str, days)))
+    return read_files(spark, lake, table, files, columns)
+
+
+def read_files(
+    spark: SparkSession, lake: Lake, table: Table, files: Sequence[DataFile], columns: Sequence[str] | None = None
+) -> DataFrame:
+    """Return the rows of some files of a table, whether they are committed or not."""
+    names = spark_schema(table).names if columns is None else columns
+    schema = StructType([spark_schema(table)[name] for name in names])
+    if not files:
+        return spark.createDataFrame([], schema)
+    if lake.directory is None:
+        return _read_with_arrow(spark, lake, table, files, schema)
+    small = [file for file in files if file.size < _SMALL_BYTES]
+    if len(small) < _MANY_FILES:
+        return _read_with_spark(spark, lake, table, files, schema)
+    rows = _read_with_arrow(spark, lake, table, small, schema)
+    large = [file for file in files if file.size >= _SMALL_BYTES]
+    return rows.union(_read_with_spark(spark, lake, table, large, schema)) if large else rows
+
+
+# Spark lists and opens each file, which takes longer than Arrow needs to read a small one: three times for 300 files.
+# Of large files, Spark reads only what a query needs.
+_MANY_FILES: Final = 100
+_SMALL_BYTES: Final = 2**20
+
+
+def _read_with_spark(
+    spark: SparkSession, lake: Lake, table: Table, files: Sequence[DataFile], schema: StructType
+) -> DataFrame:
+    root = f"file:{lake.location(table)}"
+    reader = spark.read.schema(spark_schema(table)).option("basePath", root)
+    pattern = re.sub(r"([*?{}])", r"\\\1", root)
+    return reader.parquet(*(f"{pattern}/{file.path}" for file in files)).select(*schema.names)
+
+
+_MISSING_FILE: Final = re.compile(
+    r"(?:FILE_NOT_EXIST|PATH_NOT_FOUND|FileNotFoundError).*?(?:file:/*)?(/[^/\n][^\n]*?\.parquet)", re.DOTALL
+)
+
+
+@contextmanager
+def check_shared(lake: Lake) -> Iterator[None]:
+    """Raise ``LakeError`` if a task in this block cannot find a file of the lake, instead of pages about the task."""
+    try:
+        yield
+    except Exception as exc:  # of PySpark or py4j
+        missing = _MISSING_FILE.search(str(exc))
+        if missing is None:
+            raise
+        raise LakeError(
+            f"[BULLTASK_LAKE_NOT_SHARED] a task of Spark cannot find {missing[1]}: {lake.root} must be the same "
+            "directory for the driver and for all executors. Nothing was added to the lake: mount the directory on "
+            "every node and try again"
+        ) from None
+
+
+def write_files(rows: DataFrame, table: Table, lake: Lake) -> list[DataFile]:
+    """Write rows to new files, one or more for each of Spark's partitions and each day; nothing is committed."""
+    columns = as_table(rows, table)
+    write = vectorized_udf(partial(_write, lake, table), StringType())
+    with check_shared(lake):
+        written = columns.select(write(F.struct(*columns.columns)).alias("files")).where("files is not null").collect()
+    return [DataFile(**file) for row in written for file in json.loads(row["files"])]
+
+
+def append(rows: DataFrame, table: Table, lake: Lake) -> int:
+    """Append rows to a table in one commit; return their number."""
+    files = write_files(rows, table, lake)
+    if files:
+        lake.commit(table, files)
+    return sum(file.rows for file in files)
+
+
+def replace_days(lake: Lake, since: Snapshot, files: Sequence[DataFile], days: Collection[date]) -> None:
+    """Replace the rows of some days by those of new files, in one commit.
+
+    Args:
+        lake: The lake.
+        since: The table's version before the new rows were computed. Rows added later are kept.
+        files: The new files, which may have no rows for a day.
+        days: The days.
+
+    Raises:
+        LakeInUseError: Another process has replaced rows of the table since then.
+    """
+    lake.commit(since.table, files, replaced=since.files(set(map(str, days))), since=since)
+
+
+_FILE_BYTES: Final = 256 * 2**20
+"""How many bytes of Arrow arrays a task collects before it writes them to a file, several times smaller."""
+
+
+def _write(lake: Lake, table: Table, structs: Iterator[pa.StructArray]) -> Iterator[pa.Array]:
+    """Write a task's rows; yield the files as JSON beside its last rows, and nulls beside all others."""
+    rows: list[pa.RecordBatch] = []
+    files: list[DataFile] = []
     count = 0
-    with AtomicSwap(layout) as swaps:
-        new = swaps.new_directory()
-        columns.write.partitionBy("dt", "queue").parquet(str(new))
-        for day in list_directories(new):
-            for queue in list_directories(day):
-                count += sum(pq.read_metadata(file).num_rows for file in queue.glob("*.parquet"))
-                target = layout.table(table) / day.name / queue.name / f"ingest_id={ingest_id}"
-                swaps.swap(queue, target, [])
-    return count
+    for array in structs:
+        if count:
+            yield pa.nulls(count, pa.string())
+        count = len(array)
+        rows.append(pa.RecordBatch.from_struct_array(array))
+        if sum(batch.nbytes for batch in rows) >= _FILE_BYTES:
+            files += lake.write(table, pa.Table.from_batches(rows), "part")
+            rows.clear()
+    if rows:
+        files += lake.write(table, pa.Table.from_batches(rows), "part")
+    if count:
+        yield pa.array([json.dumps([asdict(file) for file in files]), *[None] * (count - 1)], pa.string())
+
+
+# Spark's readers know no object store without a jar. `mapInArrow` would need pandas.
+
+_TASK_BYTES: Final = 64 * 2**20
+
+
+def _read_with_arrow(
+    spark: SparkSession, lake: Lake, table: Table, files: Sequence[DataFile], schema: StructType
+) -> DataFrame:
+    # Neither the plan nor Spark's user interface shows attributes of a class, and one of them has the credentials.
+    name = f"bulltask_lake_{secrets.token_hex(8)}"
+    attributes = {"name": classmethod(lambda _: name), "lake": lake, "table": table, "files": files}
+    spark.dataSource.register(type("NamedLakeSource", (_LakeSource,), attributes))
+    return spark.read.format(name).schema(schema).load()
+
+
+class _LakeSource(DataSource):
+    """Reads some files of a table."""
+
+    lake: ClassVar[Lake]
+    table: ClassVar[Table]
+    files: ClassVar[Sequence[DataFile]]
+
+    def schema(self) -> StructType:
+        return spark_schema(self.table)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return _LakeReader(self.lake, self.table, self.files, schema.names)
+
+
+class _LakeReader(DataSourceReader):
+    def __init__(self, lake: Lake, table: Table, files: Sequence[DataFile], columns: Sequence[str]) -> None:
+        self._lake = lake
+        self._table = table
+        self._files = files
+        self._columns = columns
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return small files together, up to `_TASK_BYTES`."""
+        groups: list[list[DataFile]] = []
+        size = _TASK_BYTES
+        for file in self._files:
+            if size + file.size > _TASK_BYTES:
+                groups.append([])
+                size = 0
+            groups[-1].append(file)
+            size += file.size
+        return [InputPartition(group) for group in groups]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Yield the rows of some files as Arrow record batches."""
+        rows = dataset_of(self._lake, self._table, partition.value)
+        return (batch for batch in rows.to_batches(columns=list(self._columns), batch_size=8192) if batch.num_rows)

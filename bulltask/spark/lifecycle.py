@@ -43,7 +43,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bulltask.jobs.failure_reasons import error_fingerprint, plain_reason
-from bulltask.lake.files import arrow_schema
+from bulltask.lake.storage import arrow_schema
 from bulltask.lake.tables import ATTEMPTS, FINISHED, JOBS, MAX_TIME_MS, Table
 
 __all__ = [
@@ -100,7 +100,7 @@ FindEarlier = Callable[[pa.Table], pa.Table | None]
 
 @dataclass(frozen=True, slots=True)
 class SilverBatch:
-    """The new rows of silver, with the partitions ``dt`` and ``queue``, and the events of jobs that are still open."""
+    """The new rows of silver, with the partition ``dt``, and the events of jobs that are still open."""
 
     attempts: pa.Table
     jobs: pa.Table
@@ -138,8 +138,7 @@ def derive_rows(structs: Iterator[pa.StructArray], *, time_out_before_ms: int) -
     silver = derive_silver(events, None, lambda _: None, time_out_before_ms)
     columns = []
     for table, rows in ((ATTEMPTS, silver.attempts), (JOBS, silver.jobs)):
-        names = [name for name in arrow_schema(table).names if name != "ingest_id"]
-        found = rows.select(names).to_struct_array().combine_chunks()
+        found = rows.select(arrow_schema(table).names).to_struct_array().combine_chunks()
         columns.append(pa.concat_arrays([found, pa.nulls(events.num_rows - len(found), found.type)]))
     result = pa.StructArray.from_arrays(columns, [ATTEMPTS.name, JOBS.name])
     for at in range(0, len(result), _ROWS_PER_ARRAY):
@@ -513,7 +512,7 @@ class _Rows:
             "incarnation": self._incarnation,
             "source": lambda: pa.repeat(pa.scalar("events"), len(self.at)),
         }
-        schema = pa.schema([field for field in arrow_schema(table) if field.name not in {"dt", "ingest_id"}])
+        schema = pa.schema([field for field in arrow_schema(table) if field.name != "dt"])
         arrays = [
             columns[field.name]
             if field.name in columns

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import date, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import Final, Literal, TypedDict, Unpack, get_args
 
@@ -19,13 +21,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 from bulltask.config.parsers import choice
 from bulltask.config.urls import SecretUrl
 from bulltask.jobs.clock import Duration, mono_ms, to_ms
-from bulltask.lake.files import CompactResult, compact
+from bulltask.jobs.errors import ConfigError, did_you_mean
+from bulltask.lake.ledger import last_record
 from bulltask.lake.slo_config import SLOConfig
 from bulltask.lake.status import PipelineStatus
-from bulltask.lake.storage import Layout, Ledger, RunLock, check_local, finish_intents
-from bulltask.lake.tables import BACKFILLS, FINISHED, GAPS
-from bulltask.spark.batches import BatchWriter
-from bulltask.spark.connector import register
+from bulltask.lake.storage import Lake, RunLock
+from bulltask.lake.tables import BACKFILLS, FINISHED, GAPS, OPEN_EVENTS, TABLES
+from bulltask.spark.batches import BatchWriter, complete, query_of
+from bulltask.spark.bronze import events_source
 from bulltask.spark.gold import build_gold
 from bulltask.spark.lake_tables import read_table
 from bulltask.spark.repair import BackfillResult, backfill, build_silver, snapshot
@@ -41,7 +44,9 @@ _BROKER_OPTIONS: Final = ("url", "prefix", "queue", "queueHashTag")
 
 _POLL_S: Final = 0.5
 
-_RUNNING_QUERIES: Final[dict[Path, tuple[StreamingQuery, RunLock]]] = {}
+_REGISTERING: Final = threading.Lock()
+
+_RUNNING_QUERIES: Final[dict[str, tuple[StreamingQuery, RunLock]]] = {}
 """This process's last query for each lake, and the query's lock."""
 
 
@@ -53,14 +58,19 @@ class PipelineOptions(TypedDict, total=False):
         trigger: How often a batch starts, in Spark's syntax; default: ``10 seconds``.
         on_loss: What to do if events were trimmed before they were read: ``gap`` writes a row to ``bronze.gaps`` and
             continues, ``fail`` fails the query; default: ``gap``.
-        open_job_timeout: The time without events after which an open job times out: it is written with its last state;
-            default: 7 days.
+        open_job_timeout: The time without events after which an open job times out (or up to 3% later): it is written
+            with its last state; default: 7 days.
         max_events_per_trigger: The maximum number of events in a batch, across all queues; default: 200,000.
         align: If a batch cannot include all events of a queue, read no other queue past the time at which that queue
             was cut off; default: on.
         starting: Where to begin with an empty lake: ``earliest`` (default) or ``latest``.
         metrics_port: Serve ``/metrics`` for Prometheus on this port while the query runs; default: off.
         metrics_host: The address to bind the metrics port to; default: ``127.0.0.1``.
+        checkpoint: The directory for Spark's progress; default: ``_pipeline/checkpoint`` in the lake's directory; for a
+            lake in an object store, a directory in ``~/.local/state/bulltask``. If it is lost, the next run continues
+            after the lake's last event.
+        storage_options: Credentials and endpoint of an object store, by delta-rs' names, such as
+            ``AWS_ENDPOINT_URL``; default: those of the environment.
     """
 
     url: str | SecretUrl | None
@@ -74,6 +84,8 @@ class PipelineOptions(TypedDict, total=False):
     starting: Literal["earliest", "latest"]
     metrics_port: int | None
     metrics_host: str
+    checkpoint: str | Path | None
+    storage_options: Mapping[str, str]
 
 
 class Pipeline:
@@ -81,19 +93,20 @@ class Pipeline:
 
     Args:
         spark: The session, ideally from `bulltask.spark.session`.
-        root: The directory of the lake, with the same path on the driver and all executors.
+        root: The lake: a directory with the same path on the driver and all executors, or a URL (``s3://``,
+            ``s3a://``, ``abfss://``, ``gs://``, ``file://``).
         queues: Queue names, or ``*`` for all queues under the prefix, including queues that are created later.
         options: The options of `PipelineOptions`.
 
     Raises:
         TypeError: An option is unknown.
-        ConfigError: An option is invalid, or the lake's directory is a URL.
+        ConfigError: An option is invalid, or the URL is of an unsupported kind.
     """
 
     def __init__(
         self,
         spark: SparkSession,
-        root: str | Path,
+        root: str | Path | Lake,
         *,
         queues: str | Sequence[str] = "*",
         **options: Unpack[PipelineOptions],
@@ -101,9 +114,9 @@ class Pipeline:
         if unknown := sorted(set(options) - set(PipelineOptions.__annotations__)):
             known = ", ".join(PipelineOptions.__annotations__)
             raise TypeError(f"unknown option {unknown[0]!r}; known options are queues, {known}")
-        check_local(root)
         self.spark = spark
-        self.layout = Layout(Path(root).absolute())
+        self.lake = root if isinstance(root, Lake) else Lake(root, options.get("storage_options"))
+        self.checkpoint = _checkpoint_of(self.lake, options.get("checkpoint"))
         self._queues = queues
         self._options = options
         self._open_job_timeout_ms = to_ms(options.get("open_job_timeout", timedelta(days=7)), "open_job_timeout")
@@ -127,14 +140,16 @@ class Pipeline:
             LakeInUseError: Another pipeline is writing to this lake.
             ConfigError: An option is invalid, or the metrics cannot be served at this address.
         """
-        _release_ended(self.layout.root)
+        _release_ended(self.lake.root)
         with ExitStack() as stack:
-            lock = stack.enter_context(RunLock(self.layout))
-            finish_intents(self.layout)
-            _remove_partial_offsets(self.layout.checkpoint)
+            lock = stack.enter_context(RunLock(self.lake))
+            complete(self.lake)
+            self.lake.delete_unnamed(OPEN_EVENTS)
+            _remove_partial_offsets(self.checkpoint)
+            self._remove_outdated_checkpoint()
             self._serve_metrics(stack)
             query = self._start(available_now)
-            _RUNNING_QUERIES[self.layout.root] = query, lock
+            _RUNNING_QUERIES[self.lake.root] = query, lock
             at_end = stack.pop_all()
         threading.Thread(target=_close_at_end, args=(query, at_end), name="bulltask-pipeline", daemon=True).start()
         return query
@@ -150,7 +165,7 @@ class Pipeline:
             ConfigError: ``timeout`` is not a duration.
         """
         deadline_ms = None if timeout is None else mono_ms() + to_ms(timeout, "timeout")
-        query, _ = _RUNNING_QUERIES.get(self.layout.root, (None, None))
+        query, _ = _RUNNING_QUERIES.get(self.lake.root, (None, None))
         if query is not None:
             stop_after_batch(query, lambda wait_s: _ended_or_timed_out(query, wait_s, deadline_ms))
 
@@ -164,7 +179,7 @@ class Pipeline:
         Returns:
             The number of jobs.
         """
-        return snapshot(self.spark, self.layout, self._broker_options(), states=states, since=since).rows
+        return snapshot(self.spark, self.lake, self._broker_options(), states=states, since=since)
 
     def backfill(self, *, since: datetime, until: datetime, queues: Sequence[str] | None = None) -> BackfillResult:
         """Add jobs that finished in gaps to silver, each with its last attempt.
@@ -181,7 +196,7 @@ class Pipeline:
             LakeError: There is no lake.
         """
         source = self._broker_options()
-        return backfill(self.spark, self.layout, source, since=since, until=until, queues=queues)
+        return backfill(self.spark, self.lake, source, since=since, until=until, queues=queues)
 
     def build(
         self, layer: Literal["silver", "gold"], *, days: Collection[date], slo_config: SLOConfig | None = None
@@ -201,24 +216,11 @@ class Pipeline:
             LakeError: Events that silver is derived from have expired.
         """
         if choice("silver", "gold")(layer, "layer") == "gold":
-            build_gold(self.spark, self.layout, days, slo_config)
+            build_gold(self.spark, self.lake, days, slo_config)
         else:
             build_silver(
-                self.spark, self.layout, days, open_job_timeout=timedelta(milliseconds=self._open_job_timeout_ms)
+                self.spark, self.lake, days, open_job_timeout=timedelta(milliseconds=self._open_job_timeout_ms)
             )
-
-    def compact(self, table: str, *, before: date, target_mb: float = 128) -> CompactResult:
-        """Merge the files of a table's past days into a few large ones, and drop superseded rows of silver.
-
-        Args:
-            table: The full name of the table, like ``silver.jobs``.
-            before: Compact days (UTC) before this one.
-            target_mb: The target size of a file in megabytes.
-
-        Raises:
-            ConfigError: The table is not a table of bronze or silver, or the size is invalid.
-        """
-        return compact(self.layout, table, before=before, target_mb=target_mb)
 
     def replay(
         self, where: str, *, queue: str | None = None, dry_run: bool = True, limit: int | None = None
@@ -238,43 +240,66 @@ class Pipeline:
             LakeError: There is no lake.
         """
         selection = ReplaySelection(where, queue, limit)
-        return replay(self.spark, self.layout, self._broker_options(), selection, dry_run=dry_run)
+        return replay(self.spark, self.lake, self._broker_options(), selection, dry_run=dry_run)
+
+    def read(self, name: str, *, days: Collection[date] | None = None) -> DataFrame:
+        """Return the rows that a table has now; later commits do not change the DataFrame.
+
+        Of rows of silver with the same key, the one with the latest ``as_of`` is current.
+
+        Args:
+            name: The table's full name, such as ``silver.jobs``.
+            days: Only rows of these days (UTC, the column ``dt``); default: all.
+
+        Raises:
+            ConfigError: There is no such table.
+        """
+        if name not in TABLES:
+            raise ConfigError(f"unknown table {name!r}{did_you_mean(name, TABLES)}")
+        return read_table(self.spark, self.lake, TABLES[name], days)
 
     def gaps(self) -> DataFrame:
         """Return ``bronze.gaps`` with ``backfilled_jobs``: the number of added jobs, or null without a backfill."""
         key = list(GAPS.key)
-        backfills = read_table(self.spark, self.layout, BACKFILLS).groupBy(key)
+        backfills = read_table(self.spark, self.lake, BACKFILLS).groupBy(key)
         backfilled = backfills.agg(F.sum("backfilled_jobs").alias("backfilled_jobs"))
-        return read_table(self.spark, self.layout, GAPS).join(backfilled, key, "left")
+        return read_table(self.spark, self.lake, GAPS).join(backfilled, key, "left")
 
     def status(self) -> PipelineStatus:
         """Return the lag of the lake behind its queues, the retention of event streams, and the lost events."""
-        return pipeline_status(self.layout, self._broker_options())
+        return pipeline_status(self.lake, self._broker_options())
 
     def _serve_metrics(self, at_end: ExitStack) -> None:
         if (port := self._options.get("metrics_port")) is not None:
             from bulltask.spark.pipeline_metrics import PipelineMetrics, serve  # noqa: PLC0415 - prometheus_client
 
             host = self._options.get("metrics_host", "127.0.0.1")
-            at_end.callback(serve(PipelineMetrics(Ledger(self.layout), self.status), host, port))
+            at_end.callback(serve(PipelineMetrics(self.lake, self.status), host, port))
 
     def _broker_options(self) -> dict[str, str]:
         """Return the source options with the location of the queues."""
         return {name: text for name, text in self._source().items() if name in _BROKER_OPTIONS}
 
     def _start(self, available_now: bool) -> StreamingQuery:
-        register(self.spark)
-        source = self._source()
-        events = self.spark.readStream.format("bulltask").options(**source).load()
+        head = last_record(self.lake)
+        source = self._source(self._starting if head is None else json.dumps(dict(head.last_ids)))
         batches = BatchWriter(
-            str(self.layout.root), self._open_job_timeout_ms, hash_tag=source["queueHashTag"] == "true"
+            self.lake,
+            self.checkpoint,
+            self._open_job_timeout_ms,
+            hash_tag=source["queueHashTag"] == "true",
+            after=0 if head is None else head.number,
         )
-        writer = events.writeStream.foreachBatch(batches).option("checkpointLocation", str(self.layout.checkpoint))
-        if available_now:
-            return writer.trigger(availableNow=True).start()
-        return writer.trigger(processingTime=self._options.get("trigger", "10 seconds")).start()
+        kind = events_source(self.lake)
+        with _REGISTERING:  # another pipeline of this process has a source with the same name
+            self.spark.dataSource.register(kind)
+            parts = self.spark.readStream.format(kind.name()).options(**source).load()
+            writer = parts.writeStream.foreachBatch(batches).option("checkpointLocation", str(self.checkpoint))
+            if available_now:
+                return writer.trigger(availableNow=True).start()
+            return writer.trigger(processingTime=self._options.get("trigger", "10 seconds")).start()
 
-    def _source(self) -> dict[str, str]:
+    def _source(self, starting: str = "earliest") -> dict[str, str]:
         """Return the source's options."""
         options = self._options
         return {
@@ -286,13 +311,28 @@ class Pipeline:
             "alignQueues": str(options.get("align", True)).lower(),
             "failOnDataLoss": str(self._on_loss == "fail").lower(),
             "gapRows": "true",  # also if losses fail the query: those before its start do not
-            "startingOffsets": self._starting_offsets(),
+            "startingOffsets": starting,
         }
 
-    def _starting_offsets(self) -> str:
-        """Return where a new checkpoint begins: after the last events in the lake."""
-        head = Ledger(self.layout).head()
-        return self._starting if head is None else json.dumps(dict(head.last_ids))
+    def _remove_outdated_checkpoint(self) -> None:
+        """Remove a checkpoint with which no batch was written if the lake may have received others since it was made.
+
+        In a file system, the lock prevents that.
+        """
+        head, metadata = last_record(self.lake), self.checkpoint / "metadata"
+        if self.lake.directory is not None or head is None or not metadata.is_file():
+            return
+        if query_of(self.checkpoint) not in head.queries:
+            shutil.rmtree(self.checkpoint)
+
+
+def _checkpoint_of(lake: Lake, chosen: str | Path | None) -> Path:
+    if chosen is not None:
+        return Path(chosen).absolute()
+    if lake.directory is not None:
+        return lake.internal("checkpoint")
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return state / "bulltask" / "checkpoints" / sha256(lake.root.encode()).hexdigest()[:16]
 
 
 def _remove_partial_offsets(checkpoint: Path) -> None:
@@ -332,7 +372,7 @@ def _ended_or_timed_out(query: StreamingQuery, wait_s: float, deadline_ms: int |
     return True
 
 
-def _release_ended(root: Path) -> None:
+def _release_ended(root: str) -> None:
     """Release the lock of a query that has just ended, before its thread releases it."""
     query, lock = _RUNNING_QUERIES.get(root, (None, None))
     if query is not None and lock is not None and not query.isActive:

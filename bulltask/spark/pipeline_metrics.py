@@ -9,8 +9,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from bulltask.jobs.errors import ConfigError
+from bulltask.lake.ledger import BatchRecord, last_record
 from bulltask.lake.status import PipelineStatus
-from bulltask.lake.storage import BatchRecord, Ledger
+from bulltask.lake.storage import Lake
 
 __all__ = ["PipelineMetrics", "serve"]
 
@@ -18,8 +19,8 @@ __all__ = ["PipelineMetrics", "serve"]
 class PipelineMetrics(Collector):
     """Collects the metrics for a scrape."""
 
-    def __init__(self, ledger: Ledger, status: Callable[[], PipelineStatus]) -> None:
-        self._ledger = ledger
+    def __init__(self, lake: Lake, status: Callable[[], PipelineStatus]) -> None:
+        self._lake = lake
         self._status = status
 
     def collect(self) -> Iterable[Metric]:
@@ -28,7 +29,7 @@ class PipelineMetrics(Collector):
         yield from _queue_metrics(status)
         yield _gauge("redis_up", "1 if Redis is available, else 0", float(status.redis_error is None))
         yield _gauge("queues_skipped", "Queues that cannot be recorded", len(status.skipped))
-        if (head := self._ledger.head()) is not None:
+        if (head := last_record(self._lake)) is not None:
             yield from _batch_metrics(head)
 
 

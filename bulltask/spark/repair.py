@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -17,44 +16,43 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
 
 from bulltask.jobs.errors import ConfigError, LakeError
-from bulltask.lake.files import CLOCK_TOLERANCE, GapRow, find_gaps
-from bulltask.lake.storage import AtomicSwap, Layout, Ledger, hold_swaps, list_directories
+from bulltask.lake.ledger import last_record
+from bulltask.lake.reader import CLOCK_TOLERANCE, GapRow, find_gaps
+from bulltask.lake.storage import DataFile, Lake, Snapshot, days_of
 from bulltask.lake.tables import ATTEMPTS, BACKFILLS, EVENTS, FINISHED, JOBS, MAX_TIME_MS, SNAPSHOTS, Table
 from bulltask.spark.connector import register
-from bulltask.spark.lake_tables import append, command_ingest_id, day_of, latest, read_table, spark_schema
+from bulltask.spark.lake_tables import (
+    append,
+    day_of,
+    latest,
+    read_files,
+    read_table,
+    replace_days,
+    write_files,
+)
 from bulltask.spark.lifecycle import LIFECYCLE_COLUMNS, STATE_AFTER, derive_rows, plain_reasons
 from bulltask.spark.sink import vectorized_udf
+from bulltask.spark.source.columns import spark_schema
 
 __all__ = ["BackfillResult", "backfill", "build_silver", "derived_silver", "snapshot"]
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotResult:
-    """The ``ingest_id`` of a snapshot's rows, and their number."""
-
-    ingest_id: str
-    rows: int
-
-
 def snapshot(
     spark: SparkSession,
-    layout: Layout,
+    lake: Lake,
     source: Mapping[str, str],
     *,
     states: Sequence[str] = FINISHED,
     since: datetime | None = None,
-) -> SnapshotResult:
-    """Write jobs that are in Redis to ``bronze.jobs``.
+) -> int:
+    """Write jobs that are in Redis to ``bronze.jobs``; return their number.
 
     ``source`` has the location of the queues, as options of ``format("bulltask")``. With ``since``, unfinished jobs are
     omitted.
     """
     register(spark)
-    snapshot_at = datetime.now(UTC)
-    ingest_id = command_ingest_id("snapshot", snapshot_at)
-    rows = _jobs_in_redis(spark, source, states, since).withColumn("snapshot_at", F.lit(snapshot_at))
-    rows = rows.withColumn("dt", day_of(F.col("finished_at"), F.col("snapshot_at")))
-    return SnapshotResult(ingest_id, append(rows, SNAPSHOTS, layout, ingest_id))
+    rows = _jobs_in_redis(spark, source, states, since).withColumn("snapshot_at", F.lit(datetime.now(UTC)))
+    return append(rows.withColumn("dt", day_of(F.col("finished_at"), F.col("snapshot_at"))), SNAPSHOTS, lake)
 
 
 def _jobs_in_redis(
@@ -109,7 +107,7 @@ class BackfillResult:
 
 def backfill(
     spark: SparkSession,
-    layout: Layout,
+    lake: Lake,
     source: Mapping[str, str],
     *,
     since: datetime,
@@ -126,24 +124,21 @@ def backfill(
     """
     if until <= since:
         raise ConfigError(f"until ({until}) must be later than since ({since})")
-    gaps = find_gaps(layout, since=since, until=until, queues=queues)
+    gaps = find_gaps(lake, since=since, until=until, queues=queues)
     if not gaps:
         return BackfillResult(0, 0, 0, 0, 0)
     # One queue at a time, as JSON: a name may contain a comma.
     names = sorted({gap.queue for gap in gaps})
     # Events recorded while the hashes are read are later than this, so they supersede these rows.
     snapshot_at = datetime.now(UTC)
-    examined = sum(snapshot(spark, layout, {**source, "queue": json.dumps([name])}).rows for name in names)
+    examined = sum(snapshot(spark, lake, {**source, "queue": json.dumps([name])}) for name in names)
     reason = F.when(F.col("state") == "failed", F.col("failed_reason"))
     plain_reason = vectorized_udf(_plain_reasons, _REASON)(reason)
-    missing = _missing(spark, layout, gaps).withColumn("reason", plain_reason).cache()
+    missing = _missing(spark, lake, gaps).withColumn("reason", plain_reason).cache()
     try:
-        with hold_swaps(layout):
-            missing.count()
-        ingest_id = command_ingest_id("backfill", snapshot_at)
         rows = missing.withColumns({"source": F.lit("snapshot"), "as_of": F.lit(snapshot_at)})
-        append(_attempts(rows), ATTEMPTS, layout, ingest_id)
-        jobs = append(_backfilled_jobs(rows), JOBS, layout, ingest_id)
+        append(_attempts(rows), ATTEMPTS, lake)
+        jobs = append(_backfilled_jobs(rows), JOBS, lake)
         jobs_by_gap = {row["gap"]: row["count"] for row in missing.groupBy("gap").count().collect()}
     finally:
         missing.unpersist()
@@ -151,15 +146,15 @@ def backfill(
         (gap.queue, gap.last_id_before, gap.detected_at, jobs_by_gap.get(index, 0), snapshot_at)
         for index, gap in enumerate(gaps)
     ]
-    _record_backfills(spark, layout, ingest_id, list(dict.fromkeys(backfills)))
+    _record_backfills(spark, lake, list(dict.fromkeys(backfills)))
     return BackfillResult(len(gaps), sum(gap.lost for gap in gaps), examined, jobs, len(jobs_by_gap))
 
 
-def _missing(spark: SparkSession, layout: Layout, gaps: Sequence[GapRow]) -> DataFrame:
+def _missing(spark: SparkSession, lake: Lake, gaps: Sequence[GapRow]) -> DataFrame:
     """Return jobs that finished in a gap and are not finished in ``silver``, with their ``incarnation`` and gap."""
     spans = [(gap.queue, index, *gap.finish_period) for index, gap in enumerate(gaps)]
     newest = Window.partitionBy("queue", "id").orderBy(F.col("snapshot_at").desc())
-    snapshots = read_table(spark, layout, SNAPSHOTS).withColumn("rank", F.row_number().over(newest))
+    snapshots = read_table(spark, lake, SNAPSHOTS).withColumn("rank", F.row_number().over(newest))
     finished = snapshots.where((F.col("rank") == 1) & F.col("state").isin(*FINISHED)).drop("rank")
     in_gap = finished.join(
         F.broadcast(spark.createDataFrame(spans, _GAPS)),
@@ -170,14 +165,14 @@ def _missing(spark: SparkSession, layout: Layout, gaps: Sequence[GapRow]) -> Dat
     unknown = (
         ranked.where("rank = 1")
         .drop("rank", "begin", "end")
-        .join(_known_finished(spark, layout), _is_known(), "left_anti")
+        .join(_known_finished(spark, lake), _is_known(), "left_anti")
     )
-    return _drop_continued(spark, layout, _with_incarnation(spark, layout, unknown))
+    return _drop_continued(spark, lake, _with_incarnation(spark, lake, unknown))
 
 
-def _known_finished(spark: SparkSession, layout: Layout) -> DataFrame:
+def _known_finished(spark: SparkSession, lake: Lake) -> DataFrame:
     """Return the finished jobs in ``silver``."""
-    rows = latest(read_table(spark, layout, JOBS), JOBS).where(F.col("state").isin(*FINISHED))
+    rows = latest(read_table(spark, lake, JOBS), JOBS).where(F.col("state").isin(*FINISHED))
     return rows.selectExpr(
         "queue AS silver_queue", "job_id AS silver_id", "incarnation AS silver_incarnation", "state AS silver_state",
         "finished_at AS silver_at",
@@ -200,15 +195,15 @@ def _is_known() -> Column:
     return same_job & (same_end | (same_incarnation & later))
 
 
-def _with_incarnation(spark: SparkSession, layout: Layout, unknown: DataFrame) -> DataFrame:
+def _with_incarnation(spark: SparkSession, lake: Lake, unknown: DataFrame) -> DataFrame:
     """Add the incarnation of the last ``added`` event before the job finished, unless it had finished earlier."""
     last_finished = (
-        _known_finished(spark, layout)
+        _known_finished(spark, lake)
         .groupBy("silver_queue", "silver_id", "silver_incarnation")
         .agg(F.max("silver_at").alias("silver_at"))
     )
     added = (
-        read_table(spark, layout, EVENTS)
+        read_table(spark, lake, EVENTS)
         .where("event = 'added'")
         .selectExpr("queue AS silver_queue", "job_id AS silver_id", "event_id AS silver_incarnation",
                     "event_at AS added_at", "event_ms", "event_seq")
@@ -228,9 +223,9 @@ def _with_incarnation(spark: SparkSession, layout: Layout, unknown: DataFrame) -
     return candidates.withColumn("incarnation", incarnation).select(*unknown.columns, "incarnation")
 
 
-def _drop_continued(spark: SparkSession, layout: Layout, finished: DataFrame) -> DataFrame:
+def _drop_continued(spark: SparkSession, lake: Lake, finished: DataFrame) -> DataFrame:
     """Drop jobs that were retried after an old snapshot, because their events are more recent."""
-    rows = read_table(spark, layout, JOBS).where("source = 'events'").groupBy("queue", "job_id", "incarnation")
+    rows = read_table(spark, lake, JOBS).where("source = 'events'").groupBy("queue", "job_id", "incarnation")
     known = rows.agg(F.max("as_of").alias("known_at")).withColumnsRenamed(
         {"queue": "known_queue", "job_id": "known_id", "incarnation": "known_incarnation"}
     )
@@ -304,61 +299,46 @@ def _backfilled_jobs(rows: DataFrame) -> DataFrame:
     )
 
 
-def _record_backfills(
-    spark: SparkSession, layout: Layout, ingest_id: str, backfills: Sequence[tuple[object, ...]]
-) -> None:
+def _record_backfills(spark: SparkSession, lake: Lake, backfills: Sequence[tuple[object, ...]]) -> None:
     schema = "queue string, last_id_before string, detected_at timestamp, backfilled_jobs long, backfilled_at timestamp"
     rows = spark.createDataFrame(backfills, schema)
-    append(rows.withColumn("dt", day_of(F.col("backfilled_at"))), BACKFILLS, layout, ingest_id)
+    append(rows.withColumn("dt", day_of(F.col("backfilled_at"))), BACKFILLS, lake)
 
 
 _TABLES: Final = (ATTEMPTS, JOBS)
-_SILVER: Final = StructType(
-    [
-        StructField(table.name, StructType([field for field in spark_schema(table) if field.name != "ingest_id"]))
-        for table in _TABLES
-    ]
-)
+_SILVER: Final = StructType([StructField(table.name, spark_schema(table)) for table in _TABLES])
 """The type of the elements that `derive_rows` returns."""
 
 
-def build_silver(spark: SparkSession, layout: Layout, days: Collection[date], *, open_job_timeout: timedelta) -> None:
+def build_silver(spark: SparkSession, lake: Lake, days: Collection[date], *, open_job_timeout: timedelta) -> None:
     """Rebuild the silver rows for some days from all events in bronze, after damage or an upgrade of bulltask.
 
     Rows from snapshots and rows of open jobs that timed out are kept. The pipeline may be running.
 
     Raises:
         LakeError: Events that these days are derived from have expired.
+        LakeInUseError: Another process is replacing rows of silver.
     """
-    _check_not_expired(layout, days, open_job_timeout)
-    # List the directories before reading events: rows that a batch adds after that are kept, and duplicate rows do no
-    # harm.
-    old = {table: _partitions(layout, table, days) for table in _TABLES}
-    head = Ledger(layout).head()
+    _check_not_expired(lake, days, open_job_timeout)
+    # Rows that a batch adds after this are kept: rows that are then stored twice do no harm.
+    since = {table: lake.create(table) for table in _TABLES}
+    head = last_record(lake)
     clock = datetime.fromtimestamp((head.newest_event_ms if head else 0) / 1000, UTC)
     time_out_before_ms = round((clock - open_job_timeout).timestamp() * 1000)
-    ingest_id = command_ingest_id("build")
-    with AtomicSwap(layout) as swaps:
-        directories: dict[Table, Path] = {}
-        with hold_swaps(layout), derived_silver(read_table(spark, layout, EVENTS), time_out_before_ms) as silver:
-            for table, rows in silver.items():
-                directories[table] = swaps.new_directory()
-                all_rows = rows.unionByName(_rows_to_keep(spark, layout, table)).where(
-                    F.col("dt").isin(*map(str, days))
-                )
-                all_rows.write.partitionBy("dt", "queue").parquet(str(directories[table]))
-        for table, new in directories.items():
-            written = {(day.name, queue.name) for day in list_directories(new) for queue in list_directories(day)}
-            for day, queue in sorted(written | old[table].keys()):
-                has_rows = (day, queue) in written
-                target = layout.table(table) / day / queue / f"ingest_id={ingest_id}"
-                replaced = old[table].get((day, queue), [])
-                swaps.swap(new / day / queue if has_rows else None, target if has_rows else None, replaced)
+    events = read_table(spark, lake, EVENTS, columns=LIFECYCLE_COLUMNS)
+    written: dict[Table, list[DataFile]] = {}
+    with derived_silver(events, time_out_before_ms) as silver:
+        for table, derived in silver.items():
+            kept = _rows_to_keep(spark, lake, since[table], days)
+            rows = derived.where(F.col("dt").isin(*map(str, days))).unionByName(kept)
+            written[table] = write_files(rows, table, lake)
+    for table, files in written.items():
+        replace_days(lake, since[table], files, days)
 
 
-def _check_not_expired(layout: Layout, days: Collection[date], open_job_timeout: timedelta) -> None:
+def _check_not_expired(lake: Lake, days: Collection[date], open_job_timeout: timedelta) -> None:
     """Raise an error if early events of jobs have expired, because the rebuilt rows would lack data."""
-    events, derived = layout.days(EVENTS), [day for table in _TABLES for day in layout.days(table)]
+    events, derived = days_of(lake.open(EVENTS)), [day for table in _TABLES for day in days_of(lake.open(table))]
     if not derived or (events and events[0] <= min(derived)):
         return
     first = events[0] + open_job_timeout if events else None
@@ -366,26 +346,16 @@ def _check_not_expired(layout: Layout, days: Collection[date], open_job_timeout:
         if first is None or day < first:
             raise LakeError(
                 f"silver for {day} cannot be rebuilt: events that it is derived from have expired; bronze.events of "
-                f"{layout.root} {f'begins with {events[0]}' if events else 'is empty'}"
+                f"{lake.root} {f'begins with {events[0]}' if events else 'is empty'}"
             )
 
 
-def _partitions(layout: Layout, table: Table, days: Collection[date]) -> dict[tuple[str, str], list[Path]]:
-    """Return the directories of some days, by the names of their day and queue directories."""
-    partitions = {
-        (day.name, queue.name): list_directories(queue)
-        for day in (layout.day(table, path) for path in sorted(days))
-        for queue in list_directories(day)
-    }
-    # A batch that is being published may remove its files.
-    publishing = f"ingest_id={Ledger(layout).publishing()}"
-    return {key: [path for path in paths if path.name != publishing] for key, paths in partitions.items()}
-
-
-def _rows_to_keep(spark: SparkSession, layout: Layout, table: Table) -> DataFrame:
+def _rows_to_keep(spark: SparkSession, lake: Lake, since: Snapshot, days: Collection[date]) -> DataFrame:
     """Return the rows that are not, or can no longer be, derived from events: of snapshots, and of timed-out jobs."""
+    table = since.table
     timed_out = "outcome = 'open'" if table is ATTEMPTS else "state not in ('completed', 'failed', 'removed')"
-    return read_table(spark, layout, table).drop("ingest_id").where(f"source = 'snapshot' or {timed_out}")
+    stored = read_files(spark, lake, table, since.files(set(map(str, days))))
+    return stored.where(f"source = 'snapshot' or {timed_out}")
 
 
 @contextmanager

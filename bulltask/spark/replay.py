@@ -19,10 +19,9 @@ from pyspark.sql.types import StringType, StructType
 from bulltask.config.config import Config
 from bulltask.jobs.errors import ConfigError, DecodeError
 from bulltask.jobs.job import BULLTASK_KEY, JobOptions, NewJob
-from bulltask.lake.files import TableReader
-from bulltask.lake.storage import Layout, hold_swaps
+from bulltask.lake.storage import Lake
 from bulltask.lake.tables import FINISHED, JOBS, SNAPSHOTS
-from bulltask.spark.lake_tables import latest, read_table
+from bulltask.spark.lake_tables import check_shared, latest, read_table
 from bulltask.spark.sink import vectorized_udf
 from bulltask.spark.source.columns import JOBS as JOBS_READ
 from bulltask.spark.source.columns import arrow_schema, hash_fields, job_record_batch
@@ -106,7 +105,7 @@ class ReplayResult:
 
 def replay(
     spark: SparkSession,
-    layout: Layout,
+    lake: Lake,
     source: Mapping[str, str],
     selection: ReplaySelection,
     *,
@@ -122,11 +121,11 @@ def replay(
         ConfigError: The condition is invalid.
         LakeError: There is no lake.
     """
-    TableReader(layout)  # raises LakeError if there is no lake
+    lake.check()
     options = read_options(WriteOptions, {key: text for key, text in source.items() if key != "queue"})
-    jobs = _with_data(_selected(spark, layout, selection), spark, layout, options).cache()
+    jobs = _with_data(_selected(spark, lake, selection), spark, lake, options).cache()
     try:
-        with hold_swaps(layout):
+        with check_shared(lake):
             counts = {row["status"]: row["count"] for row in jobs.groupBy("status").count().collect()}
         unknown = jobs.where("status = 'unknown'").orderBy("queue", "job_id").limit(_MAX_UNKNOWN_IDS).collect()
         sample = jobs.where("status = 'ready'").orderBy("queue", "job_id").limit(_SAMPLE_SIZE).collect()
@@ -152,9 +151,9 @@ def replay(
     )
 
 
-def _selected(spark: SparkSession, layout: Layout, selection: ReplaySelection) -> DataFrame:
+def _selected(spark: SparkSession, lake: Lake, selection: ReplaySelection) -> DataFrame:
     """Return the selected jobs, with the ids of their replays."""
-    rows = latest(read_table(spark, layout, JOBS), JOBS).where(F.col("state").isin(*FINISHED))
+    rows = latest(read_table(spark, lake, JOBS), JOBS).where(F.col("state").isin(*FINISHED))
     if selection.queue is not None:
         rows = rows.where(F.col("queue") == selection.queue)
     try:
@@ -170,14 +169,14 @@ def _selected(spark: SparkSession, layout: Layout, selection: ReplaySelection) -
     return rows.withColumn("new_id", F.concat(F.lit("s"), F.substring(F.sha2(identity, 256), 1, 24)))
 
 
-def _with_data(rows: DataFrame, spark: SparkSession, layout: Layout, options: WriteOptions) -> DataFrame:
+def _with_data(rows: DataFrame, spark: SparkSession, lake: Lake, options: WriteOptions) -> DataFrame:
     """Add the data of each job, from Redis or else from the latest snapshot."""
     look_up = vectorized_udf(HashLookup(options).look_up, _HASH)
     with_hash = rows.withColumn("hash", look_up(F.struct("queue", "job_id")))
     with_redis = with_hash.withColumn(
         "in_redis", _is_same_incarnation(F.col("hash.created_at"), F.col("hash.finished_at"))
     )
-    snapshots = read_table(spark, layout, SNAPSHOTS).selectExpr(
+    snapshots = read_table(spark, lake, SNAPSHOTS).selectExpr(
         "queue", "id AS job_id", "snapshot_at",
         "struct(name, data, opts, created_at, finished_at) AS kept",
     )  # fmt: skip

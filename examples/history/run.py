@@ -79,7 +79,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Send jobs from a DataFrame; store their history as tables and as a report."
     )
-    parser.add_argument("--jobs", type=int, default=100_000, metavar="N", help="number of jobs (100000)")
+    parser.add_argument("--jobs", type=int, default=40_000, metavar="N", help="number of jobs (40000)")
     parser.add_argument("--lake", type=Path, default=Path("history-demo"), help="directory of the lake (history-demo)")
     parser.add_argument("--url", help=f"your server, instead of a temporary one; the demo's keys begin with {PREFIX}")
     parser.add_argument("--resume", action="store_true", help="with --url: continue a demo that was killed")
@@ -138,6 +138,7 @@ def run_steps(plan: Plan, url: str, server: str, args: argparse.Namespace) -> in
             steps.watch(plan.jobs)
             steps.build()
             problems += steps.check(plan.jobs)
+            problems += steps.query()
             steps.report()
     finally:
         ignore_signals()  # the cleanup must not be interrupted

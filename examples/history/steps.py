@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
+import duckdb
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from tasks import FAILS, QUEUES, RETRIES, app
@@ -101,7 +103,7 @@ class DemoSteps:
             print(f"   {seconds:5.0f} s  {finished:9,} jobs finished, the lake is {lag:,} events behind", flush=True)
         self._query.processAllAvailable()
         self._query.stop()
-        events = self._table("bronze/events").count()
+        events = self._table("bronze.events").count()
         print(f"   {time.perf_counter() - start:5.0f} s  all {events:,} events are in the lake")
 
     def build(self) -> None:
@@ -109,21 +111,37 @@ class DemoSteps:
         print('\n4. Build the gold tables\n   >>> Pipeline(spark, lake).build("gold", days=[today])')
         today = datetime.now(UTC).date()
         self._pipeline.build("gold", days=sorted({self._first_day, today}))
-        minutes = self._table("gold/task_minute").where("name IS NOT NULL")
+        minutes = self._table("gold.task_minute").where("name IS NOT NULL")
         sums = {name: F.sum(name) for name in ("added", "completed", "failed", "requeued")}
         tasks = minutes.groupBy("name").agg(
             *(column.alias(name) for name, column in sums.items()),
             F.round(F.sum("busy_ms") / 1000, 1).alias("busy_s"),
         )
         tasks.orderBy("name").show(truncate=False)
-        errors = self._table("gold/errors_day").select("name", "error_fingerprint", "count", "sample_job_ids")
+        errors = self._table("gold.errors_day").select("name", "error_fingerprint", "count", "sample_job_ids")
         errors.orderBy(F.desc("count")).show(truncate=60)
+
+    def query(self) -> list[str]:
+        """Query a table without Spark; return the differences."""
+        table = self._lake / "gold" / "task_minute"
+        counts = "sum(added)::BIGINT AS added, sum(finished)::BIGINT AS finished, sum(failed)::BIGINT AS failed"
+        sql = f"SELECT {counts} FROM minutes"
+        print(f'5. Any reader of Delta tables can query them, such as DuckDB\n   >>> minutes = DeltaTable("{table}")')
+        print(f"   >>> duckdb.sql({sql!r})", flush=True)
+        with duckdb.connect() as connection:
+            connection.register("minutes", DeltaTable(table).to_pyarrow_dataset())
+            result = connection.sql(sql)
+            print(result)
+            by_duckdb = result.fetchall()
+        sums = (F.sum(name) for name in ("added", "finished", "failed"))
+        by_spark = [tuple(row) for row in self._table("gold.task_minute").agg(*sums).collect()]
+        return [] if by_duckdb == by_spark else [f"DuckDB reads {by_duckdb}, Spark reads {by_spark}"]
 
     def check(self, jobs: int) -> list[str]:
         """Compare the tables with the expected outcomes; return the differences."""
         problems = []
-        ended = {(row["name"], row["state"]): row["count"] for row in self._counts("silver/jobs", "state")}
-        attempts = {(row["name"], row["outcome"]): row["count"] for row in self._counts("silver/attempts", "outcome")}
+        ended = {(row["name"], row["state"]): row["count"] for row in self._counts("silver.jobs", "state")}
+        attempts = {(row["name"], row["outcome"]): row["count"] for row in self._counts("silver.attempts", "outcome")}
         for index, name in enumerate(TASKS):
             orders = range(len(range(index, jobs, len(TASKS))))
             failed, requeued = (sum(map(rule.get(name, never), orders)) for rule in (FAILS, RETRIES))
@@ -132,8 +150,8 @@ class DemoSteps:
             # If your server was killed, the worker released its jobs, which adds attempts.
             if {**actual, "requeued": min(actual["requeued"], requeued)} != expected:
                 problems.append(f"{name}: silver has {actual}, but should have {expected}")
-        if (self._lake / "bronze/gaps").exists():
-            problems.append(f"events were lost: {self._table('bronze/gaps').collect()}")
+        if gaps := self._table("bronze.gaps").collect():
+            problems.append(f"events were lost: {gaps}")
         return problems
 
     def report(self) -> None:
@@ -141,7 +159,7 @@ class DemoSteps:
         page = self._lake / "report.html"
         days = f"{self._first_day}..{datetime.now(UTC).date()}"
         arguments = ["pipeline", "report", "--lake", str(self._lake), "--days", days, "-o", str(page)]
-        print(f"5. Write a report\n   $ bulltask {' '.join(arguments)}", flush=True)
+        print(f"6. Write a report\n   $ bulltask {' '.join(arguments)}", flush=True)
         subprocess.run([sys.executable, "-m", "bulltask", *arguments], check=True, stdout=subprocess.DEVNULL)
         print(f"   Open {page} in a browser.\n")
 
@@ -149,7 +167,7 @@ class DemoSteps:
         return self._table(name).groupBy("name", by).count().collect()
 
     def _table(self, name: str) -> DataFrame:
-        return self._spark.read.parquet(str(self._lake / name))
+        return self._pipeline.read(name)
 
 
 @contextmanager

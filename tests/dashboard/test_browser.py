@@ -373,7 +373,7 @@ def pages(app: App, serve: Open, harness: WorkerHarness, tmp_path: Path, redis_c
     )
     harness.wait_for_start(held)
     del worker
-    root = serve(lake.layout.root, anonymous=Role.ADMIN)
+    root = serve(lake.root, anonymous=Role.ADMIN)
     with_login = serve(token=TOKEN)
     paths = [
         "/", "/workers", "/failures", "/charts", "/schedules", "/run", "/run/shop.ship", "/history", "/audit",

@@ -535,7 +535,7 @@ def test_the_history_has_jobs_that_redis_no_longer_has(browser_with: Open, app: 
             for n in range(60)
         ]
     )
-    browser = browser_with(anonymous=Role.VIEWER, lake=lake.layout.root)
+    browser = browser_with(anonymous=Role.VIEWER, lake=lake.root)
     page = browser.get("/history?state=failed&since=2026-11-01")
     found = re.findall(r'href="(/history/[^"?]*)"', page.text)
     assert len(found) == 50

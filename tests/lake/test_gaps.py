@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 
 from bulltask.cli.main import main
 from bulltask.errors import LakeError
-from bulltask.lake.files import days_in_gaps, find_gaps
-from bulltask.lake.storage import Layout, Ledger
+from bulltask.lake.reader import days_in_gaps, find_gaps
+from bulltask.lake.storage import Lake
 from bulltask.lake.tables import BACKFILLS
 from tests.support.command_output import json_of
 from tests.support.lake import LakeBuilder, at
@@ -37,7 +37,7 @@ def lake(tmp_path: Path) -> LakeBuilder:
 
 
 def test_the_jobs_of_all_backfills_are_added_up(lake: LakeBuilder) -> None:
-    first, second = find_gaps(lake.layout)
+    first, second = find_gaps(lake.lake)
     assert (first.queue, first.lost, first.exact, first.backfilled_jobs) == ("mail", 8, True, 5)
     assert (second.queue, second.exact, second.last_at_before, second.first_id_after, second.backfilled_jobs) == (
         "other",
@@ -61,7 +61,7 @@ def test_the_jobs_of_all_backfills_are_added_up(lake: LakeBuilder) -> None:
 def test_gaps_are_filtered_by_the_possible_times_of_their_events(
     lake: LakeBuilder, since: str | None, until: str | None, expected: list[str]
 ) -> None:
-    gaps = find_gaps(lake.layout, since=at(since) if since else None, until=at(until) if until else None)
+    gaps = find_gaps(lake.lake, since=at(since) if since else None, until=at(until) if until else None)
     assert [gap.queue for gap in gaps] == expected
 
 
@@ -72,7 +72,7 @@ def test_each_new_stream_of_a_queue_can_have_a_gap_at_its_start(tmp_path: Path) 
     for detected, rows in zip(detected_at, (3, 4), strict=True):
         row = {"last_id_before": "0-0", "detected_at": detected, "backfilled_at": at("2026-11-22 13:00")}
         lake.write(BACKFILLS, [{**row, "backfilled_jobs": rows}])
-    assert [(gap.detected_at, gap.backfilled_jobs) for gap in find_gaps(lake.layout)] == [
+    assert [(gap.detected_at, gap.backfilled_jobs) for gap in find_gaps(lake.lake)] == [
         (detected_at[0], 3),
         (detected_at[1], 4),
     ]
@@ -87,7 +87,7 @@ def test_days_in_gaps_have_a_margin_for_clock_differences(tmp_path: Path) -> Non
         {"last_id_before": "5-0", **lost, "last_at_before": at("2026-11-20 00:00:09"),
          "detected_at": at("2026-11-20 10:00")},
     ])  # fmt: skip
-    assert [day.day for day in days_in_gaps(lake.layout, days)] == [12, 13, 19, 20]
+    assert [day.day for day in days_in_gaps(lake.lake, days)] == [12, 13, 19, 20]
     lake.gaps(
         [
             {
@@ -98,21 +98,21 @@ def test_days_in_gaps_have_a_margin_for_clock_differences(tmp_path: Path) -> Non
             }
         ]
     )
-    assert [day.day for day in days_in_gaps(lake.layout, days)] == [1, 2, 3, 12, 13, 19, 20]
+    assert [day.day for day in days_in_gaps(lake.lake, days)] == [1, 2, 3, 12, 13, 19, 20]
 
 
 def test_gaps_are_filtered_by_queue(lake: LakeBuilder) -> None:
-    assert [gap.queue for gap in find_gaps(lake.layout, queues=["other"])] == ["other"]
+    assert [gap.queue for gap in find_gaps(lake.lake, queues=["other"])] == ["other"]
 
 
 def test_find_gaps_raises_an_error_without_a_lake(tmp_path: Path) -> None:
     with pytest.raises(LakeError):
-        find_gaps(Layout(tmp_path / "missing"))
+        find_gaps(Lake(tmp_path / "missing"))
 
 
 def test_the_command_fails_for_an_unknown_queue(lake: LakeBuilder) -> None:
     def run_command(queues: str) -> Result:
-        return CliRunner().invoke(main, ["pipeline", "gaps", "--lake", str(lake.layout.root), "--queues", queues])
+        return CliRunner().invoke(main, ["pipeline", "gaps", "--lake", str(lake.root), "--queues", queues])
 
     result = run_command("othr")
     assert result.exit_code == 1
@@ -139,7 +139,7 @@ def test_the_command_exits_with_3_if_there_are_gaps(lake: LakeBuilder, tmp_path:
     ]  # fmt: skip
     complete = CliRunner().invoke(main, [*args, "--since", "2026-11-23"])
     assert (complete.exit_code, complete.output) == (0, "No gaps: every event up to the last batch was read.\n")
-    Ledger(Layout(tmp_path / "new")).begin_publishing("3f0c2a91-00000000")  # its first batch was stopped
+    LakeBuilder(tmp_path / "new").events([])  # its first batch was stopped
     empty = CliRunner().invoke(main, ["pipeline", "gaps", "--lake", str(tmp_path / "new")])
     assert (empty.exit_code, empty.output) == (0, "No gaps, and no events: no batch has been written yet.\n")
     missing = CliRunner().invoke(main, ["pipeline", "gaps", "--lake", str(tmp_path / "missing")])
@@ -154,7 +154,7 @@ def test_gaps_are_ordered_by_detection_and_end_at_that_time(tmp_path: Path) -> N
         lake.gaps([{**lost, "queue": queue, "last_at_before": at("2026-11-19 10:00"), "detected_at": detected}])
 
     def queues_since(since: datetime) -> list[str]:
-        return [gap.queue for gap in find_gaps(lake.layout, since=since)]
+        return [gap.queue for gap in find_gaps(lake.lake, since=since)]
 
     # Without a known end, a gap lasts until it was detected.
     assert queues_since(at("2026-11-19")) == queues_since(detected_at["zoo"]) == ["zoo", "ants"]

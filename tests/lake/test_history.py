@@ -19,7 +19,7 @@ MS = int(DAY.timestamp() * 1000)
 
 
 def history(lake: LakeBuilder) -> History:
-    return History(lake.layout.root)
+    return History(lake.root)
 
 
 def add_retried_job(lake: LakeBuilder) -> None:
@@ -31,8 +31,7 @@ def add_retried_job(lake: LakeBuilder) -> None:
             {"event_id": f"{MS}-0", "event": "added", "job_id": "7", "name": "send"},
             {"event_id": f"{MS + 9}-0", "event": "failed", "job_id": "7", "failed_reason": '"no"', "extra": "{}"},
             {"event_id": f"{MS + 9}-0", "event": "failed", "job_id": "8", "queue": "other"},
-        ],
-        ingest_id="one",
+        ]
     )
     lake.events([{"event_id": f"{MS + 86_400_000}-10", "event": "completed", "job_id": "7", "return_value": "1"}])
     lake.events([{"event_id": f"{MS + 86_400_000}-9", "event": "active", "job_id": "7", "prev": "waiting"}])

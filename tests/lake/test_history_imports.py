@@ -34,7 +34,7 @@ def output(program: str) -> str:
     return run.stdout.strip()
 
 
-@pytest.mark.parametrize("program", ["import bulltask.lake", "import bulltask.lake.storage, bulltask.lake.records"])
+@pytest.mark.parametrize("program", ["import bulltask.lake", "import bulltask.lake.tables, bulltask.lake.records"])
 def test_modules_that_do_not_need_arrow_do_not_import_pyarrow(program: str) -> None:
     assert output(f"{program}; import sys; print('pyarrow' in sys.modules)") == "False"
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from bulltask.errors import ConfigError, LakeError
 from bulltask.lake import History, JobRecord
-from bulltask.lake.tables import JOBS
 from tests.support.lake import LakeBuilder, at
 
 Row = dict[str, Any]
@@ -50,7 +49,7 @@ def sample(lake: LakeBuilder) -> History:
             {**job("e", at("2026-11-22 09:00"), "removed"), "finished_at": None, "as_of": at("2026-11-22 09:00")},
         ]
     )
-    return History(lake.layout.root)
+    return History(lake.root)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +87,7 @@ def test_a_job_in_search_results_has_times_in_utc_and_durations_in_seconds(lake:
     row = job("a", end, "failed", attempt_count=3, stalls=1, wait_ms=1500, run_ms=250, total_ms=None, data_bytes=7)
     row |= {"created_at": at("2026-11-20 10:00"), "first_started_at": at("2026-11-20 10:00:01"), "failed_reason": "no"}
     lake.jobs([{**row, "error_fingerprint": "no", "parent_key": "bull:{up}:1"}])
-    (found_job,) = History(lake.layout.root).search().jobs
+    (found_job,) = History(lake.root).search().jobs
     assert found_job == JobRecord(
         id="a", queue="mail", name="send", state="failed", created_at=at("2026-11-20 10:00"),
         started_at=at("2026-11-20 10:00:01"), finished_at=end, seen_at=end, attempt_count=3, stalls=1, wait_time=1.5,
@@ -101,7 +100,7 @@ def test_a_job_in_search_results_has_times_in_utc_and_durations_in_seconds(lake:
 def test_a_failed_job_that_a_retry_completed_is_only_found_as_completed(lake: LakeBuilder) -> None:
     lake.jobs([job("a", at("2026-11-20 10:00"), "failed", failed_reason="no"), job("b", at("2026-11-20 09:00"))])
     lake.jobs([job("a", at("2026-11-22 10:00"))])
-    history = History(lake.layout.root)
+    history = History(lake.root)
     assert [(job.id, job.state) for job in history.search().jobs] == [("a", "completed"), ("b", "completed")]
     assert ids(history, state="failed") == ids(history, text="no") == []
     assert ids(history, until=date(2026, 11, 21)) == ["b"]
@@ -112,7 +111,7 @@ def test_a_job_that_is_retried_ten_days_later_has_its_last_state(lake: LakeBuild
     added: dict[str, Any] = {"created_at": at("2026-11-10 09:59")}
     lake.jobs([job("a", first, "failed", failed_reason="no", **added), job("b", first, **added)])
     lake.jobs([job("a", later, **added)])
-    history = History(lake.layout.root)
+    history = History(lake.root)
     assert ids(history) == ["a", "b"]
     assert ids(history, state="failed") == ids(history, text="no") == []
     assert ids(history, until=date(2026, 11, 11)) == ids(history, until=date(2026, 11, 15)) == ["b"]
@@ -135,7 +134,7 @@ def test_an_end_found_by_a_backfill_supersedes_a_later_removal(lake: LakeBuilder
     lake.jobs([removed, job("b", at("2026-11-20 11:00"), created_at=created_at)])
     end = job("a", at("2026-11-10 10:00"), source="snapshot", created_at=created_at)
     lake.jobs([{**end, "as_of": at("2026-11-21")}])
-    history = History(lake.layout.root)
+    history = History(lake.root)
     assert ids(history, state="removed") == ids(history, since=date(2026, 11, 20), id="a") == []
     assert ids(history) == ["b", "a"]
     assert [(count.state, count.jobs) for count in history.job_counts(since=date(2026, 11, 20))] == [("completed", 1)]
@@ -148,9 +147,9 @@ def test_a_search_does_not_read_days_before_its_jobs_were_added(lake: LakeBuilde
         moment = at(f"2026-11-{day:02} 10:00")
         lake.jobs([job(f"j{day}", moment, created_at=moment)])
     for day in range(1, 19):
-        [file] = lake.layout.day(JOBS, date(2026, 11, day)).rglob("*.parquet")
+        [file] = lake.root.glob(f"silver/jobs/dt=2026-11-{day:02}/*.parquet")
         file.write_bytes(b"not to be read")
-    history = History(lake.layout.root)
+    history = History(lake.root)
     assert ids(history, limit=2, since=date(2026, 11, 20)) == ["j20"]
     assert [count.jobs for count in history.job_counts(since=date(2026, 11, 20))] == [1]
 
@@ -159,14 +158,14 @@ def test_a_retry_of_a_job_whose_start_has_expired_is_another_incarnation(lake: L
     """docs/how-to/pipeline.md documents this: the retry looks like an id that was used again."""
     lake.jobs([job("a", at("2026-11-10"), "failed", incarnation="1-0", created_at=at("2026-11-10"))])
     lake.jobs([job("a", at("2026-11-20"), incarnation=None)])
-    jobs = History(lake.layout.root).search().jobs
+    jobs = History(lake.root).search().jobs
     assert [(job.state, job.created_at) for job in jobs] == [("completed", None), ("failed", at("2026-11-10"))]
 
 
 def test_a_snapshot_from_a_slow_clock_supersedes_a_row_of_the_next_day(lake: LakeBuilder) -> None:
     unfinished = {**job("a", DAY, "active"), "finished_at": None, "as_of": at("2026-11-20 00:00", 5)}
     lake.jobs([unfinished]).jobs([{**job("a", at("2026-11-20", -5)), "as_of": at("2026-11-21"), "source": "snapshot"}])
-    history = History(lake.layout.root)
+    history = History(lake.root)
     assert ids(history, state="active") == []
     assert ids(history) == ["a"]
 
@@ -179,12 +178,12 @@ def test_incarnations_and_equal_ids_in_two_queues_are_separate_jobs(lake: LakeBu
             job("a", DAY, queue="other"),
         ]
     )
-    assert ids(History(lake.layout.root)) == ["a", "a", "a"]
+    assert ids(History(lake.root)) == ["a", "a", "a"]
 
 
 def test_pages_contain_every_job_once_if_many_finished_at_the_same_time(lake: LakeBuilder) -> None:
     lake.jobs([job(f"{number:03}", DAY) for number in range(95)] + [job("old", at("2026-11-01"))])
-    history, job_ids, cursor, pages = History(lake.layout.root), list[str](), None, 0
+    history, job_ids, cursor, pages = History(lake.root), list[str](), None, 0
     while pages == 0 or cursor:
         page = history.search(limit=10, cursor=cursor, since=date(2026, 10, pages + 1))  # the filter may change
         job_ids += [job.id for job in page.jobs]
@@ -197,14 +196,14 @@ def test_a_page_is_full_even_if_newer_matching_rows_are_superseded(lake: LakeBui
     lake.jobs([job(f"x{n:02}", at("2026-11-20 12:00", n), "failed") for n in range(60)])
     lake.jobs([job(f"x{n:02}", at("2026-11-21")) for n in range(60)])
     lake.jobs([job(f"y{n}", at("2026-11-20 11:00", n), "failed") for n in range(3)])
-    page = History(lake.layout.root).search(state="failed", limit=2)
+    page = History(lake.root).search(state="failed", limit=2)
     assert [job.id for job in page.jobs] == ["y2", "y1"]
     assert page.cursor is not None
 
 
 def test_a_row_that_was_written_twice_is_returned_once(lake: LakeBuilder) -> None:
     lake.jobs([job("a", DAY)]).jobs([job("a", DAY)])
-    assert ids(History(lake.layout.root)) == ["a"]
+    assert ids(History(lake.root)) == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -247,7 +246,7 @@ def test_a_history_without_a_lake_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_history_of_a_lake_without_jobs_is_empty(tmp_path: Path) -> None:
-    (tmp_path / "_pipeline").mkdir()
+    LakeBuilder(tmp_path).jobs([])
     history = History(tmp_path)
     assert history.search().jobs == ()
     assert (history.days(), history.queues(), history.job_counts(), history.job("a")) == ([], [], [], None)
@@ -255,10 +254,10 @@ def test_the_history_of_a_lake_without_jobs_is_empty(tmp_path: Path) -> None:
 
 def test_an_unreadable_file_is_an_error_that_names_the_file(lake: LakeBuilder) -> None:
     lake.jobs([job("a", DAY)])
-    (file,) = lake.layout.root.rglob("*.parquet")
+    (file,) = lake.root.rglob("*.parquet")
     file.write_bytes(b"PAR1 nonsense")
     with pytest.raises(LakeError, match=re.escape(file.name)):
-        History(lake.layout.root).search()
+        History(lake.root).search()
 
 
 # ---- comparison with a search in memory ------------------------------------------------------------------------------
@@ -283,7 +282,6 @@ def rows(draw: Callable[..., Any]) -> Row:
         "failed_reason": draw(TEXTS),
         "finished_at": ended if finished else None,
         "as_of": as_of,
-        "ingest_id": draw(st.sampled_from(["i-1", "i-2"])),
     }
 
 
@@ -342,7 +340,7 @@ def test_a_search_returns_the_same_jobs_as_a_reference_search_in_memory(
     written: list[Row], searches: list[tuple[Row, int]]
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        history = History(LakeBuilder(Path(directory)).jobs(written).layout.root)
+        history = History(LakeBuilder(Path(directory)).jobs(written).root)
         for where, limit in searches:
             compare_with_memory(history, written, where, limit)
 

@@ -42,7 +42,7 @@ def test_the_search_filters_jobs_and_returns_pages(lake: LakeBuilder, run: Run) 
         for n in range(5)
     ]  # fmt: skip
     lake.jobs([*rows, {**rows[0], "job_id": "done", "state": "completed"}, {**rows[0], "job_id": "x", "name": "other"}])
-    args = ["--lake", lake.layout.root, "--state", "failed", "--name", "send", "--text", "REFUSED"]
+    args = ["--lake", lake.root, "--state", "failed", "--name", "send", "--text", "REFUSED"]
     args += ["--since", "210m", "--limit", "3"]
     shown = run(*args)
     assert shown.exit_code == 0, shown.output
@@ -62,7 +62,7 @@ def test_the_lakes_directory_may_be_set_in_the_environment(
 ) -> None:
     add_finished_job(lake)
     assert run().exit_code == 2
-    monkeypatch.setenv("BULLTASK_LAKE", str(lake.layout.root))
+    monkeypatch.setenv("BULLTASK_LAKE", str(lake.root))
     assert " 1 " in run("--since", "2026-11-20", "--until", "2026-11-20T10:01").output
     assert run("--since", "2026-11-21").output == "No jobs found.\n"
 
@@ -81,7 +81,7 @@ def test_the_lakes_directory_may_be_set_in_the_environment(
 )
 def test_invalid_options_are_errors(lake: LakeBuilder, run: Run, args: list[str], code: int, message: str) -> None:
     add_finished_job(lake)
-    shown = run("--lake", lake.layout.root, *args)
+    shown = run("--lake", lake.root, *args)
     assert shown.exit_code == code
     assert message in shown.output
 

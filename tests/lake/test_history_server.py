@@ -41,7 +41,7 @@ def lake(tmp_path: Path) -> LakeBuilder:
 
 @pytest.fixture
 def web(lake: LakeBuilder) -> Iterator[httpx.Client]:
-    with HistoryServer(History(lake.layout.root), 0) as server:
+    with HistoryServer(History(lake.root), 0) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         with httpx.Client(base_url=server.url, timeout=30) as client:
@@ -102,7 +102,7 @@ def test_invalid_requests_return_errors(web: httpx.Client, path: str, status: in
 
 
 def test_an_unreadable_lake_returns_status_503(web: httpx.Client, lake: LakeBuilder) -> None:
-    for file in lake.layout.root.glob("silver/jobs/*/*/*/*.parquet"):
+    for file in lake.root.glob("silver/jobs/*/*.parquet"):
         file.write_bytes(b"nonsense")
     assert web.get("/search").status_code == 503
 
@@ -145,17 +145,17 @@ def test_a_port_in_use_is_an_error(lake: LakeBuilder) -> None:
         sock.bind(("127.0.0.1", 0))
         sock.listen()
         with pytest.raises(ConfigError, match=r"port \d+ on 127.0.0.1 is not available: Address already in use"):
-            HistoryServer(History(lake.layout.root), sock.getsockname()[1])
+            HistoryServer(History(lake.root), sock.getsockname()[1])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
 def test_the_command_serves_until_a_signal_stops_its_process(lake: LakeBuilder, end: signal.Signals) -> None:
     args = [sys.executable, "-m", "bulltask", "history", "serve", "--port", "0"]
-    environment = os.environ | {"BULLTASK_LAKE": str(lake.layout.root)}
+    environment = os.environ | {"BULLTASK_LAKE": str(lake.root)}
     with subprocess.Popen(args, stdout=subprocess.PIPE, text=True, env=environment) as process:
         line = cast("IO[str]", process.stdout).readline()
-        assert line.endswith(f" serves {lake.layout.root}\n")
+        assert line.endswith(f" serves {lake.root}\n")
         url = line.split()[1]
         assert url.startswith("http://127.0.0.1:")
         assert len(json.loads(httpx.get(f"{url}search", timeout=30).text)["jobs"]) == 4
@@ -175,6 +175,6 @@ def test_a_command_that_cannot_serve_does_not_change_the_signal_mask(lake: LakeB
         sock.bind(("127.0.0.1", 0))
         sock.listen()
         port = str(sock.getsockname()[1])
-        result = CliRunner().invoke(main, ["history", "serve", "--lake", str(lake.layout.root), "--port", port])
+        result = CliRunner().invoke(main, ["history", "serve", "--lake", str(lake.root), "--port", port])
     assert "is not available" in result.output
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before

@@ -6,19 +6,15 @@ from datetime import date
 from decimal import Decimal
 from pathlib import Path
 
-import pyarrow.dataset as ds
 import pytest
 
-from bulltask.lake.files import arrow_schema, partition_schema
+from bulltask.lake.reader import TableReader
 from bulltask.lake.tables import COST_DAY, EVENTS, JOBS, TABLES, TASK_MINUTE, Table
 from tests.support.lake import LakeBuilder, at
 
 
-def rows(lake: LakeBuilder, table: Table) -> list[dict]:
-    partitions = ds.partitioning(partition_schema(table), flavor="hive")
-    dataset = ds.dataset(str(lake.layout.table(table)), arrow_schema(table), format="parquet", partitioning=partitions)
-    read: list[dict] = dataset.to_table().to_pylist()
-    return read
+def rows(builder: LakeBuilder, table: Table) -> list[dict]:
+    return TableReader(builder.lake).rows(table)
 
 
 def test_rows_are_read_back_with_the_partitions_of_their_times(tmp_path: Path) -> None:
@@ -28,18 +24,21 @@ def test_rows_are_read_back_with_the_partitions_of_their_times(tmp_path: Path) -
     (row,) = rows(lake, JOBS)
     assert {name: value for name, value in row.items() if value is not None} == {
         "job_id": "1", "state": "failed", "finished_at": end, "as_of": end, "source": "events",
-        "dt": "2026-11-21", "queue": "a{b}%", "ingest_id": "test-00000000",
+        "dt": "2026-11-21", "queue": "a{b}%",
     }  # fmt: skip
-    assert lake.layout.days(JOBS) == [date(2026, 11, 21)]
+    assert TableReader(lake.lake).days(JOBS) == [date(2026, 11, 21)]
 
 
 def test_an_events_time_is_read_from_its_id(tmp_path: Path) -> None:
     lake = LakeBuilder(tmp_path)
-    lake.events([{"event_id": "1795305600123-4", "event": "added", "job_id": "1"}], ingest_id="x-1")
+    lake.events([{"event_id": "1795305600123-4", "event": "added", "job_id": "1"}], batch=7)
     (row,) = rows(lake, EVENTS)
     moment = at("2026-11-22 00:00", 123)
     assert (row["event_ms"], row["event_seq"], row["event_at"]) == (1795305600123, 4, moment)
-    assert (row["dt"], row["ingest_id"]) == ("2026-11-22", "x-1")
+    assert row["dt"] == "2026-11-22"
+    snapshot = lake.lake.open(EVENTS)
+    assert snapshot is not None
+    assert snapshot.batch == 7
 
 
 def test_gold_tables_are_partitioned_by_day_only(tmp_path: Path) -> None:

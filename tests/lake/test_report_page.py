@@ -32,7 +32,7 @@ Make = Callable[[LakeBuilder], Report]
 
 
 def build_report(lake: LakeBuilder, days: str = "2026-11-22") -> Report:
-    return make_report(lake.layout, period(days), created_at=datetime(2026, 11, 23, tzinfo=UTC))
+    return make_report(lake.lake, period(days), created_at=datetime(2026, 11, 23, tzinfo=UTC))
 
 
 def full_report(lake: LakeBuilder, name: str = "send", queue: str = "mail", reason: str = "no answer") -> Report:
@@ -140,13 +140,13 @@ def test_the_security_policy_allows_only_the_reports_script(lake: LakeBuilder) -
 
 
 def test_names_and_reasons_are_escaped_in_a_page(lake: LakeBuilder) -> None:
-    plain = ParsedPage(html(full_report(LakeBuilder(lake.layout.root / "plain"))))
+    plain = ParsedPage(html(full_report(LakeBuilder(lake.root / "plain"))))
     page = ParsedPage(html(full_report(lake, EVIL, EVIL.replace("/", "_"), EVIL)))
     assert [tag for tag, _ in page.tags] == [tag for tag, _ in plain.tags]
     assert "<script>alert('x')</script>" in page.text
     assert "{{ 7*7 }}" in page.text
     assert "\\u202eevil" in page.text
-    assert "\u202e" not in html(full_report(LakeBuilder(lake.layout.root / "other"), EVIL))
+    assert "\u202e" not in html(full_report(LakeBuilder(lake.root / "other"), EVIL))
     payload = json.loads(page.scripts[1])
     assert payload["lines"][0]["label"] == EVIL
 
@@ -185,7 +185,7 @@ def test_a_browser_runs_no_foreign_script_even_if_it_is_in_the_page(lake: LakeBu
 
 
 def test_names_and_reasons_are_escaped_in_markdown(lake: LakeBuilder) -> None:
-    plain = markdown(full_report(LakeBuilder(lake.layout.root / "plain")))
+    plain = markdown(full_report(LakeBuilder(lake.root / "plain")))
     text = markdown(full_report(lake, EVIL, EVIL.replace("/", "_"), EVIL))
     assert not re.search(r"[<>`\[\]]|http://", text.replace("> **", "").replace("\n>", ""))
     assert [line.count("|") for line in text.splitlines()] == [line.count("|") for line in plain.splitlines()]
@@ -273,7 +273,7 @@ def test_a_report_about_a_day_without_data_contains_only_advice(
     assert "Throughput" not in text
     lake.events([{"event_id": "1795572000000-0", "event": "added"}])  # on 25 November
     text = make(build_report(lake, "2026-11-25"))
-    assert f"bulltask pipeline build gold --lake {lake.layout.root} --days 2026-11-25" in text.replace("&#95;", "_")
+    assert f"bulltask pipeline build gold --lake {lake.root} --days 2026-11-25" in text.replace("&#95;", "_")
 
 
 def test_a_page_without_gaps_has_no_alert(lake: LakeBuilder) -> None:

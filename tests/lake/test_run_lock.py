@@ -12,27 +12,27 @@ from pathlib import Path
 import pytest
 
 from bulltask.errors import LakeInUseError
-from bulltask.lake.storage import Layout, RunLock, writer_pid
+from bulltask.lake.storage import Lake, RunLock, writer_pid
 
 
 @pytest.fixture
-def layout(tmp_path: Path) -> Layout:
-    return Layout(tmp_path / "lake")
+def lake(tmp_path: Path) -> Lake:
+    return Lake(tmp_path / "lake")
 
 
 @pytest.fixture
-def lock(layout: Layout) -> Iterator[RunLock]:
-    with RunLock(layout) as lock:
+def lock(lake: Lake) -> Iterator[RunLock]:
+    with RunLock(lake) as lock:
         yield lock
 
 
-def test_a_second_lock_on_a_lake_is_rejected_with_the_id_of_the_process(layout: Layout, lock: RunLock) -> None:
+def test_a_second_lock_on_a_lake_is_rejected_with_the_id_of_the_process(lake: Lake, lock: RunLock) -> None:
     with pytest.raises(LakeInUseError, match=f"process {os.getpid()} is already writing"):
-        RunLock(layout)
-    assert writer_pid(layout) == os.getpid()
+        RunLock(lake)
+    assert writer_pid(lake) == os.getpid()
 
 
-def test_a_released_lock_is_free_while_a_process_forked_earlier_still_runs(layout: Layout, lock: RunLock) -> None:
+def test_a_released_lock_is_free_while_a_process_forked_earlier_still_runs(lake: Lake, lock: RunLock) -> None:
     end_of_test, test_is_running = os.pipe()
     if (pid := os.fork()) == 0:
         os.close(test_is_running)
@@ -40,8 +40,8 @@ def test_a_released_lock_is_free_while_a_process_forked_earlier_still_runs(layou
         os._exit(0)
     try:
         lock.release()
-        assert writer_pid(layout) is None
-        RunLock(layout).release()
+        assert writer_pid(lake) is None
+        RunLock(lake).release()
     finally:
         os.close(end_of_test)
         os.close(test_is_running)
@@ -49,7 +49,7 @@ def test_a_released_lock_is_free_while_a_process_forked_earlier_still_runs(layou
 
 
 def test_a_second_release_returns_only_when_the_lock_is_free(
-    layout: Layout, lock: RunLock, monkeypatch: pytest.MonkeyPatch
+    lake: Lake, lock: RunLock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unlocking, may_unlock, flock = threading.Event(), threading.Event(), fcntl.flock
 
@@ -69,4 +69,4 @@ def test_a_second_release_returns_only_when_the_lock_is_free(
         may_unlock.set()
         first.result(timeout=10)
         second.result(timeout=10)
-    RunLock(layout).release()
+    RunLock(lake).release()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from bulltask.lake.ledger import BatchRecord, QueueRecord
 from bulltask.lake.status import Lag, status_of
-from bulltask.lake.storage import BatchRecord, QueueRecord
 from bulltask.transport.streams import StreamRetention
 
 HEAD = BatchRecord(
-    "3f0c2a91-00000001", number=2, queues={"mail": QueueRecord(events=3, lost=1)}, last_ids={"mail": "9-0"},
+    number=2, queues={"mail": QueueRecord(events=3, lost=1)}, last_ids={"mail": "9-0"},
     lost={"mail": 4, "deleted": 7}, steps_ms={"bronze": 1_200, "publish": 300},
 )  # fmt: skip
 

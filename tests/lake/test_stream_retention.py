@@ -60,5 +60,5 @@ def test_the_documentation_and_the_doctor_have_the_same_numbers() -> None:
 
 
 def test_every_command_of_the_pipeline_is_documented() -> None:
-    documented = set(re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE))
+    documented = set(re.findall(r"^\| `([\w-]+)` \|", PAGE.read_text(), re.MULTILINE))
     assert COMMANDS.keys() - documented == set()

@@ -103,7 +103,7 @@ def test_show_prints_a_job_that_only_the_lake_has(lake: LakeBuilder, run: Run) -
     lake.snapshots(
         [{"id": "gone-1", "data": '{"to": "ada"}', "stacktrace": '["Traceback\\nline"]', "snapshot_at": END}]
     )
-    shown = run("show", "gone-1", "--lake", lake.layout.root)
+    shown = run("show", "gone-1", "--lake", lake.root)
     assert shown.exit_code == 0, shown.output
     lines = shown.output.splitlines()
     assert lines[0] == "send gone-1, queue mail"
@@ -129,11 +129,11 @@ def test_show_adds_attempts_and_events_from_the_lake(app: App, lake: LakeBuilder
     job_id = add_failed_job(app)
     add_finished_job(lake, job_id)
     add_finished_job(lake, "another")
-    shown = run("show", job_id, "--lake", lake.layout.root)
+    shown = run("show", job_id, "--lake", lake.root)
     assert "(from Redis and the lake)" in shown.output
     assert 'data       {"to": "ada"}' in shown.output
     assert shown.output.count("requeued") == 1
-    job = json_of(run("show", job_id, "--lake", lake.layout.root, "--json"), "job show")
+    job = json_of(run("show", job_id, "--lake", lake.root, "--json"), "job show")
     assert [attempt["outcome"] for attempt in job["history"]["attempts"]] == ["requeued", "failed"]
     assert job["history"]["incarnations"][0]["finished_at"] == "2026-11-20T10:00:00.250000+00:00"
     assert job["history"]["attempts"][0]["wait_time"] == 0.5
@@ -142,7 +142,7 @@ def test_show_adds_attempts_and_events_from_the_lake(app: App, lake: LakeBuilder
 def test_show_prints_a_job_of_a_queue_that_is_not_in_the_lake(app: App, lake: LakeBuilder, run: Run) -> None:
     add_finished_job(lake, "1")
     job = app.queue("new").add("send", {})
-    shown = run("show", job.id, "--lake", lake.layout.root)
+    shown = run("show", job.id, "--lake", lake.root)
     assert shown.exit_code == 0, shown.output
     assert "waiting," in shown.output
     assert "(from Redis)" in shown.output
@@ -150,7 +150,7 @@ def test_show_prints_a_job_of_a_queue_that_is_not_in_the_lake(app: App, lake: La
 
 def test_show_prints_the_last_event_of_an_unfinished_job(lake: LakeBuilder, run: Run) -> None:
     lake.events([{"event_id": f"{MS}-0", "event": "added", "job_id": "1", "name": "send"}])
-    shown = run("show", "1", "--lake", lake.layout.root)
+    shown = run("show", "1", "--lake", lake.root)
     assert shown.output.startswith("send 1, queue mail\nnot finished; its last event is 'added', ")
 
 
@@ -167,7 +167,7 @@ def test_show_lists_earlier_jobs_with_the_same_id(lake: LakeBuilder, run: Run) -
             }
         ]
     )
-    shown = run("show", "1", "--lake", lake.layout.root)
+    shown = run("show", "1", "--lake", lake.root)
     assert "Earlier jobs with this id\n  2026-11-01 00:00:00.000  removed\n" in shown.output
 
 
@@ -177,14 +177,14 @@ def test_show_exits_with_1_for_an_unknown_job_and_names_the_searched_places(lake
     assert (alone.exit_code, alone.stdout) == (4, "")
     assert "job 'missing' not found in Redis (all queues)" in alone.output
     assert "job show ID --lake DIR" in alone.output
-    both = run("show", "missing", "--queue", "mail", "--lake", lake.layout.root)
+    both = run("show", "missing", "--queue", "mail", "--lake", lake.root)
     assert (both.exit_code, both.stdout) == (4, "")
-    assert f"not found in Redis (queue mail) or the lake {lake.layout.root}" in both.output
+    assert f"not found in Redis (queue mail) or the lake {lake.root}" in both.output
 
 
 def test_show_suggests_a_name_for_a_misspelled_queue(lake: LakeBuilder, run: Run) -> None:
     add_finished_job(lake, "1")
-    shown = run("show", "1", "--queue", "mial", "--lake", lake.layout.root)
+    shown = run("show", "1", "--queue", "mial", "--lake", lake.root)
     assert shown.exit_code == 1
     assert "no data for queue 'mial'; did you mean 'mail'?" in shown.output
 
@@ -246,7 +246,7 @@ def test_show_reads_only_the_lake_if_redis_is_unavailable(lake: LakeBuilder) -> 
     with socket.socket() as unused_port:
         unused_port.bind(("127.0.0.1", 0))  # nothing listens there
         url = f"redis://127.0.0.1:{unused_port.getsockname()[1]}/0"
-        shown = CliRunner().invoke(main, ["-b", url, "job", "show", "1", "--lake", str(lake.layout.root)])
+        shown = CliRunner().invoke(main, ["-b", url, "job", "show", "1", "--lake", str(lake.root)])
         alone = CliRunner().invoke(main, ["-b", url, "job", "show", "1"])
     assert shown.exit_code == 0, shown.output
     assert "Redis is not available; showing the lake only" in shown.stderr
@@ -260,7 +260,7 @@ def test_show_with_no_redis_does_not_connect(lake: LakeBuilder) -> None:
     add_finished_job(lake, "1")
     url = "redis://127.0.0.1:1/0"
     args = ["-b", url, "job", "show", "1", "--no-redis"]
-    shown = CliRunner().invoke(main, [*args, "--lake", str(lake.layout.root)])
+    shown = CliRunner().invoke(main, [*args, "--lake", str(lake.root)])
     assert (shown.exit_code, shown.stderr) == (0, "")
     assert CliRunner().invoke(main, args).exit_code == 2
 
@@ -269,7 +269,7 @@ def test_the_lakes_directory_may_be_set_in_the_environment(
     lake: LakeBuilder, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_finished_job(lake, "1")
-    monkeypatch.setenv("BULLTASK_LAKE", str(lake.layout.root))
+    monkeypatch.setenv("BULLTASK_LAKE", str(lake.root))
     assert "(from the lake)" in run("show", "1").output
 
 

@@ -48,7 +48,7 @@ def test_queues_of_the_lake_and_of_workers_are_searched_before_a_scan(
 ) -> None:
     lake.jobs([{"job_id": "another", "queue": f"q{n}", "state": "completed", "finished_at": END} for n in range(45)])
     scans, lookups = command_calls(many_queues, "scan"), command_calls(many_queues, "exists")
-    assert '{"to": "ada"}' in run("show", "job-of-42", "--lake", lake.layout.root).output
+    assert '{"to": "ada"}' in run("show", "job-of-42", "--lake", lake.root).output
     assert command_calls(many_queues, "exists") - lookups <= 55
     with closing(redis.Redis.from_url(broker_url, client_name=f"bull:{b64encode(b'{q7}').decode()}:w:one")) as worker:
         worker.ping()

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pyarrow as pa
 
-from bulltask.lake.files import latest_rows
+from bulltask.lake.reader import latest_rows
 from bulltask.lake.tables import ATTEMPTS, JOBS
 from bulltask.spark.lifecycle import derive_silver
 from tests.support.lifecycle_oracle import LifecycleEvent

@@ -12,12 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow.dataset as ds
 import redis
 
-from bulltask.lake.files import arrow_schema
-from bulltask.lake.storage import Layout
-from bulltask.lake.tables import ATTEMPTS, ERRORS_DAY, EVENTS, JOBS, TASK_MINUTE, Table
+from bulltask.lake.reader import TableReader
+from bulltask.lake.storage import Lake
+from bulltask.lake.tables import ATTEMPTS, ERRORS_DAY, EVENTS, JOBS, TASK_MINUTE
 from tests.support.programs import ROOT
 from tests.support.spark_jvm import SMALL_QUERIES, conf_options, java_options, spark_home
 
@@ -87,19 +86,19 @@ def check_lake(root: Path, client: redis.Redis, count: int) -> None:
     There may be additional stalled or released attempts, because the server was killed before its reply was read. The
     gold tables count these too.
     """
-    layout, known = Layout(root), jobs_in(client)
+    reader, known = TableReader(Lake(root)), jobs_in(client)
     assert Counter(known.values()) == Counter(every_call(count))
-    jobs = [(row["queue"], row["job_id"], row["name"], row["state"]) for row in rows_of(layout, JOBS)]
+    jobs = [(row["queue"], row["job_id"], row["name"], row["state"]) for row in reader.rows(JOBS)]
     assert Counter(jobs) == Counter((*key, name, expected_state(name, order)) for key, (name, order) in known.items())
-    attempts = [(row["queue"], row["job_id"], row["outcome"]) for row in rows_of(layout, ATTEMPTS)]
+    attempts = [(row["queue"], row["job_id"], row["outcome"]) for row in reader.rows(ATTEMPTS)]
     expected = [(*key, outcome) for key, call in known.items() for outcome in expected_outcomes(*call)]
     additional = Counter(attempts) - Counter(expected)
     assert not Counter(expected) - Counter(attempts)
     assert {outcome for _, _, outcome in additional} <= {"stalled", "requeued"}
     assert additional.total() < count / 10
-    events = Counter((row["queue"], row["event_id"]) for row in rows_of(layout, EVENTS))
+    events = Counter((row["queue"], row["event_id"]) for row in reader.rows(EVENTS))
     assert events == Counter((queue, entry) for queue in set(QUEUES.values()) for entry in _entries(client, queue))
-    minutes = rows_of(layout, TASK_MINUTE)
+    minutes = reader.rows(TASK_MINUTE)
     for name in QUEUES:
         calls = [expected_outcomes(*call) for call in known.values() if call[0] == name]
         expected_sums = Counter({"added": len(calls), "finished": len(calls)})
@@ -109,7 +108,7 @@ def check_lake(root: Path, client: redis.Redis, count: int) -> None:
         sums = {column: sum(row[column] for row in minutes if row["name"] == name) for column in expected_sums}
         assert sums == expected_sums, name
     failed = sum(expected_outcomes(*call).count("failed") for call in known.values())
-    assert sum(row["count"] for row in rows_of(layout, ERRORS_DAY)) == failed > 0
+    assert sum(row["count"] for row in reader.rows(ERRORS_DAY)) == failed > 0
 
 
 def every_call(count: int) -> Iterator[tuple[str, int]]:
@@ -143,13 +142,6 @@ def jobs_in(client: redis.Redis) -> dict[tuple[str, str], tuple[str, int]]:
             for job_id, (name, data) in zip(ids, pipe.execute(), strict=True):
                 jobs[queue, job_id] = name, json.loads(data)["order"]
     return jobs
-
-
-def rows_of(layout: Layout, table: Table) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = (
-        ds.dataset(layout.table(table), arrow_schema(table), "parquet", partitioning="hive").to_table().to_pylist()
-    )
-    return rows
 
 
 def _entries(client: redis.Redis, queue: str) -> list[str]:

@@ -21,7 +21,7 @@ DAY = period("2026-11-22")
 
 
 def build_report(lake: LakeBuilder, days: Period = DAY) -> Report:
-    return make_report(lake.layout, days, created_at=datetime(2026, 11, 23, tzinfo=UTC))
+    return make_report(lake.lake, days, created_at=datetime(2026, 11, 23, tzinfo=UTC))
 
 
 def values(report: Report, chart: str) -> dict[str, list[float | None]]:

@@ -2,75 +2,72 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
-import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from bulltask.lake.storage import Layout, Ledger, batch_ingest_id, batch_of
-from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS
+from bulltask.lake.ledger import BatchRecord, last_record
+from bulltask.lake.storage import Lake
+from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, Table
+from bulltask.spark.batches import query_of
 
-__all__ = ["STEPS", "interrupted_step", "is_running", "kill_before"]
+__all__ = ["STEPS", "interrupted_step", "is_running", "kill_before", "last_batch_of", "planned_batch_of"]
 
-STEPS = ("plan", "bronze", "silver", "publish", "ledger", "commit")
-"""The steps of a batch in order. During ``commit`` the batch is done, but Spark has not recorded it."""
+STEPS = ("plan", "read", "fold", "silver", "commit")
+"""The steps of a batch in order. During ``commit`` the batch is complete, but Spark has not recorded it."""
 
-_OPERATIONS = ("os.rename", "os.remove", "shutil.rmtree")
+_OPERATIONS = ("write", "commit", "delete")
 
 
 def kill_before(pattern: str, number: int, *others: int) -> None:
-    """Kill this process before its n-th matching file operation, as a ``kill -9`` from outside would.
+    """Kill this process before its n-th matching operation on a lake, as a ``kill -9`` from outside would.
 
     Args:
-        pattern: A regular expression that the operation's name and arguments match.
+        pattern: A regular expression that the operation matches, such as ``begin commit silver.jobs``: the beginning
+            or the end of a method of `Lake` (`_OPERATIONS`), and a table.
         number: The number of the matching operation, starting at 1.
         others: The ids of processes that are killed just before it.
     """
     left = number
 
-    def audit(event: str, args: tuple[object, ...]) -> None:
+    def count(operation: str) -> None:
         nonlocal left
-        if event in _OPERATIONS and re.search(pattern, " ".join(map(str, (event, *args)))):
+        if re.fullmatch(pattern, operation):
             left -= 1
             if not left:
                 for pid in (*others, os.getpid()):
                     os.kill(pid, signal.SIGKILL)
 
-    sys.addaudithook(audit)
+    def counted(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(lake: Lake, table: Table, *args: Any, **options: Any) -> Any:
+            count(f"begin {name} {table.full_name}")
+            result = method(lake, table, *args, **options)
+            count(f"end {name} {table.full_name}")
+            return result
+
+        return call
+
+    for name in _OPERATIONS:
+        setattr(Lake, name, counted(name, getattr(Lake, name)))
 
 
-def interrupted_step(layout: Layout) -> tuple[str, str]:
+def interrupted_step(lake: Lake, checkpoint: Path) -> tuple[str, str]:
     """Return the step in `STEPS` that a dead driver was in, and the evidence."""
-    left = Ledger(layout).publishing()
-    if left is None or batch_of(left)[1] <= _last(layout.checkpoint / "commits"):
-        return _in_spark(layout)  # publishing.json is from an earlier kill; the next batch replaces it
-    return _in_tables(layout, left)
-
-
-def _in_tables(layout: Layout, left: str) -> tuple[str, str]:
-    head = Ledger(layout).head()
-    if head is not None and head.ingest_id == left:
-        return "ledger", "the head is written, but publishing.json has not been removed"
-    if Ledger(layout).get(left) is not None:
-        return "ledger", "the record is written, but the head is not"
-    written = sum(1 for table in (EVENTS, GAPS, ATTEMPTS, JOBS) for _ in layout.written_directories(table, left))
-    return "publish", f"{written} directories are in the tables"
-
-
-def _in_spark(layout: Layout) -> tuple[str, str]:
-    planned, committed = _last(layout.checkpoint / "offsets"), _last(layout.checkpoint / "commits")
+    head = last_record(lake) or BatchRecord()
+    events, attempts, jobs = (_batch(lake, table) for table in (EVENTS, ATTEMPTS, JOBS))
+    if events > head.number:
+        found = f"batches: bronze {events}, silver.attempts {attempts}, silver.jobs {jobs}, records {head.number}"
+        return ("silver" if max(attempts, jobs) == events else "fold"), found
+    planned, committed = planned_batch_of(checkpoint), last_batch_of(checkpoint / "commits")
     if planned == committed:
         return "plan", f"Spark has committed batch {committed} and has planned no other"
-    query, head = json.loads((layout.checkpoint / "metadata").read_text())["id"], Ledger(layout).head()
-    if head is not None and head.ingest_id == batch_ingest_id(query, planned):
-        return "commit", f"batch {planned} is done, but Spark has only committed {committed}"
-    staged = sorted(path.name for path in layout.internal("staging").glob("*/*"))
-    if EVENTS.full_name in staged:
-        return "silver", f"staged: {', '.join(staged)}"
-    return ("bronze", "rows are being read") if staged else ("plan", f"batch {planned} is planned")
+    if head.queries.get(query_of(checkpoint)) == planned:
+        return "commit", f"batch {planned} is complete, but Spark has only committed {committed}"
+    return "read", f"batch {planned} is planned"
 
 
 def is_running(pid: int) -> bool:
@@ -80,7 +77,17 @@ def is_running(pid: int) -> bool:
     return False
 
 
-def _last(directory: Path) -> int:
+def planned_batch_of(checkpoint: Path) -> int:
+    """Return the number of the last batch that Spark has planned, or -1."""
+    return last_batch_of(checkpoint / "offsets")
+
+
+def last_batch_of(directory: Path) -> int:
     """Return the number of the last batch for which Spark has a file, or -1."""
     names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
     return max((int(name) for name in names if name.isdecimal()), default=-1)
+
+
+def _batch(lake: Lake, table: Table) -> int:
+    snapshot = lake.open(table)
+    return -1 if snapshot is None else snapshot.batch

@@ -46,12 +46,13 @@ EXIT_LOST_FAIL: Final = 4
 COMMANDS: Final = {
     "backfill": "bulltask.cli.pipeline.queues:backfill_command",
     "build": "bulltask.cli.pipeline.tables:build_command",
-    "compact": "bulltask.cli.pipeline.tables:compact_command",
     "doctor": "bulltask.cli.pipeline.queues:doctor_command",
     "enqueue": "bulltask.cli.pipeline.queues:enqueue_command",
-    "expire": "bulltask.cli.pipeline.tables:expire_command",
+    "forget": "bulltask.cli.pipeline.tables:forget_command",
     "gaps": "bulltask.cli.pipeline.tables:gaps_command",
     "gather": "bulltask.cli.pipeline.queues:gather_command",
+    "maintain": "bulltask.cli.pipeline.tables:maintain_command",
+    "migrate-lake": "bulltask.cli.pipeline.tables:migrate_command",
     "replay": "bulltask.cli.pipeline.queues:replay_command",
     "report": "bulltask.cli.pipeline.tables:report_command",
     "run": "bulltask.cli.pipeline.queues:run_command",
@@ -64,7 +65,7 @@ COMMANDS: Final = {
     "pipeline", short_help="Record the events of queues in a lake, with Spark.", cls=LazyGroup, places=COMMANDS
 )
 def pipeline() -> None:
-    """Record the events and jobs of queues in a lake: a directory of Parquet tables.
+    """Record the events and jobs of queues in a lake: a directory or bucket of Delta tables.
 
     The bronze tables contain the raw events, silver contains jobs and attempts, gold contains statistics by minute and
     day.

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from os import environ
@@ -39,12 +40,12 @@ from bulltask.config.parsers import parse_names
 from bulltask.jobs.errors import BulltaskError, LakeError
 from bulltask.lake.formatting import pluralize
 from bulltask.lake.status import describe_losses, retention_examples
-from bulltask.lake.storage import Layout
 from bulltask.transport.streams import RetentionNeed, StreamRetention
 
 if TYPE_CHECKING:
+    from bulltask.lake.ledger import BatchRecord
     from bulltask.lake.status import PipelineStatus, QueueStatus, SkippedQueue
-    from bulltask.lake.storage import BatchRecord, Ledger
+    from bulltask.lake.storage import Lake
     from bulltask.queue.doctor import Diagnosis, Finding
     from bulltask.spark.replay import ReplayResult
 
@@ -65,7 +66,7 @@ _TRACEBACK: Final = "Traceback (most recent call last):"
 
 
 @click.command("run", short_help="Record the events of queues in the bronze and silver tables.")
-@lake_option
+@lake_option(extra="spark")
 @source_options
 @click.option("--once", is_flag=True, help="Record the currently available events, and exit.")
 @click.option(
@@ -96,6 +97,11 @@ _TRACEBACK: Final = "Traceback (most recent call last):"
     help="Maximum number of events in a batch, across all queues.",
 )
 @click.option(
+    "--checkpoint",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory for Spark's progress (default: in the lake's directory; for a URL, in ~/.local/state/bulltask).",
+)
+@click.option(
     "--metrics-port", type=click.IntRange(1, 65535), help="Port for Prometheus metrics (default: no metrics)."
 )
 @click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Address to bind the metrics port to.")
@@ -105,7 +111,7 @@ def run_command(
     ctx: click.Context,
     /,
     *,
-    lake: Path,
+    lake: Lake,
     once: bool,
     on_loss: str,
     **options: Any,
@@ -118,26 +124,27 @@ def run_command(
     Exit codes: 0 (no events were lost), 1 (an error), 3 (events were lost, and the gaps are recorded in bronze.gaps), 4
     (events were lost, and --on-loss is fail).
     """
-    from bulltask.lake.storage import Ledger  # noqa: PLC0415 - slow
+    from bulltask.lake.ledger import last_record  # noqa: PLC0415 - slow
 
     source = source_of(ctx, options)
     spark = open_session(options)
     # After the session has been opened, as Spark installs its own handler for INT.
     with _stop_signals() as stop:
-        ledger = Ledger(Layout(lake))
-        before = ledger.head()
+        before = last_record(lake)
         pipeline = _pipeline(spark, lake, source, on_loss, options)
-        progress = _Progress(ledger)
+        progress = _Progress(lake)
         query = pipeline.run(available_now=once)
-        click.echo(f"recording events of {'all queues' if source.queues == '*' else source.queues} in {lake}", err=True)
+        click.echo(
+            f"recording events of {'all queues' if source.queues == '*' else source.queues} in {lake.root}", err=True
+        )
         while query.isActive and not stop.acquire(timeout=_POLL_S):
             progress.print_new()
         _end(query, stop)
         progress.print_new()
-    ctx.exit(_exit_code(query, before, ledger.head()))
+    ctx.exit(_exit_code(query, before, last_record(lake)))
 
 
-def _pipeline(spark: Any, lake: Path, source: QueueSource, on_loss: Any, options: Mapping[str, Any]) -> Any:
+def _pipeline(spark: Any, lake: Lake, source: QueueSource, on_loss: Any, options: Mapping[str, Any]) -> Any:
     from bulltask.spark import Pipeline  # noqa: PLC0415 - slow
 
     port = options["metrics_port"]
@@ -151,6 +158,7 @@ def _pipeline(spark: Any, lake: Path, source: QueueSource, on_loss: Any, options
         on_loss=on_loss,
         open_job_timeout=options["open_job_timeout"],
         max_events_per_trigger=options["max_events_per_trigger"],
+        checkpoint=options["checkpoint"],
         starting=options["starting"],
         **metrics,
     )
@@ -173,15 +181,17 @@ def _stop_signals() -> Iterator[threading.Semaphore]:
 
 
 class _Progress:
-    """Prints a line for each new batch of the ledger."""
+    """Prints a line for each new batch."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self._shown = ledger.head()
+    def __init__(self, lake: Lake) -> None:
+        from bulltask.lake.ledger import last_record  # noqa: PLC0415 - slow
+
+        self._head = partial(last_record, lake)
+        self._shown = self._head()
 
     def print_new(self) -> None:
-        head = self._ledger.head()
-        if head is not None and (self._shown is None or head.ingest_id != self._shown.ingest_id):
+        head = self._head()
+        if head is not None and (self._shown is None or head.number != self._shown.number):
             self._shown = head
             click.echo(_batch_line(head), err=True)
 
@@ -248,27 +258,27 @@ _SKIP_REASON_WIDTH: Final = 1_000
 
 
 @click.command("status", short_help="Show how far the lake lags behind the queues.")
-@lake_option
+@lake_option(extra="spark")
 @source_options
 @json_option
 @click.pass_context
-def status_command(ctx: click.Context, /, *, lake: Path, as_json: bool, **options: Any) -> None:
+def status_command(ctx: click.Context, /, *, lake: Lake, as_json: bool, **options: Any) -> None:
     """Show how far the lake lags behind the queues, and the time until Redis trims unread events (headroom).
 
     Does not require Java.
     """
     from bulltask.spark.source.streams import pipeline_status  # noqa: PLC0415 - slow
 
-    status = pipeline_status(Layout(lake), source_of(ctx, options).options)
+    status = pipeline_status(lake, source_of(ctx, options).options)
     if as_json:
         click.echo(json.dumps(asdict(status), indent=2, default=datetime.isoformat))
     else:
-        echo("\n".join(_status_lines(status)))
+        echo("\n".join(_status_lines(lake, status)))
 
 
-def _status_lines(status: PipelineStatus) -> Iterator[str]:
+def _status_lines(lake: Lake, status: PipelineStatus) -> Iterator[str]:
     try:
-        Layout(status.root).check()
+        lake.check()
         yield f"lake          {status.root}"
     except LakeError:
         yield f"lake          {status.root}, does not exist yet: 'bulltask pipeline run' creates it"
@@ -537,7 +547,7 @@ def _sizes() -> str:
 
 
 @click.command("snapshot", short_help="Copy finished jobs that are in Redis to the lake.")
-@lake_option
+@lake_option(extra="spark")
 @source_options
 @click.option("--states", default="completed,failed", show_default=True, help="States of the jobs, comma-separated.")
 @click.option("--since", type=moment, metavar="TIME", help="Only jobs that finished at this time (UTC) or later.")
@@ -547,7 +557,7 @@ def snapshot_command(
     ctx: click.Context,
     /,
     *,
-    lake: Path,
+    lake: Lake,
     states: str,
     since: datetime | None,
     **options: Any,
@@ -561,12 +571,12 @@ def snapshot_command(
     spark = open_session(options)
     from bulltask.spark.repair import snapshot  # noqa: PLC0415 - slow
 
-    result = snapshot(spark, Layout(lake), source.options, states=parse_names(states, "--states"), since=since)
-    click.echo(f"{pluralize(result.rows, 'job')} written to bronze.jobs; ingest_id of this write: {result.ingest_id}")
+    jobs = snapshot(spark, lake, source.options, states=parse_names(states, "--states"), since=since)
+    click.echo(f"{pluralize(jobs, 'job')} written to bronze.jobs")
 
 
 @click.command("backfill", short_help="Add jobs whose events were lost, from Redis and snapshots.")
-@lake_option
+@lake_option(extra="spark")
 @source_options
 @click.option(
     "--since", type=moment, metavar="TIME", required=True, help="Only gaps that end at this time (UTC) or later."
@@ -578,7 +588,7 @@ def backfill_command(
     ctx: click.Context,
     /,
     *,
-    lake: Path,
+    lake: Lake,
     since: datetime,
     until: datetime,
     **options: Any,
@@ -592,13 +602,12 @@ def backfill_command(
     source = source_of(ctx, options)
     if until <= since:
         raise click.UsageError("--until must be later than --since")
-    layout = Layout(lake)
-    layout.check()  # check before starting a JVM
+    lake.check()  # check before starting a JVM
     spark = open_session(options)
     from bulltask.spark.repair import backfill  # noqa: PLC0415 - slow
 
     queues = None if source.queues == "*" else parse_names(source.queues, "--queues")
-    result = backfill(spark, layout, source.options, since=since, until=until, queues=queues)
+    result = backfill(spark, lake, source.options, since=since, until=until, queues=queues)
     click.echo(f"{pluralize(result.gaps, 'gap')} with at least {pluralize(result.lost, 'lost event')}")
     if result.gaps:
         click.echo(
@@ -611,7 +620,7 @@ _CELL_WIDTH = 60
 
 
 @click.command("replay", short_help="Send finished jobs again.")
-@lake_option
+@lake_option(extra="spark")
 @redis_options
 @click.option("--where", "condition", required=True, metavar="SQL", help="SQL condition on the columns of silver.jobs.")
 @click.option("--queue", help="Only jobs in this queue (default: all queues).")
@@ -623,7 +632,7 @@ def replay_command(
     ctx: click.Context,
     /,
     *,
-    lake: Path,
+    lake: Lake,
     condition: str,
     queue: str | None,
     limit: int | None,
@@ -637,13 +646,13 @@ def replay_command(
 
     Example: --where "name = 'charge' and state = 'failed' and finished_at >= '2026-11-21 14:00'"
     """
-    source, layout = source_of(ctx, options), Layout(lake)
-    layout.check()  # check before starting a JVM
+    source = source_of(ctx, options)
+    lake.check()  # check before starting a JVM
     spark = open_session(options)
     from bulltask.spark.replay import ReplaySelection, replay  # noqa: PLC0415 - slow
 
     selection = ReplaySelection(condition, queue, limit)
-    result = replay(spark, layout, source.options, selection, dry_run=not yes)
+    result = replay(spark, lake, source.options, selection, dry_run=not yes)
     _show_replay(result)
 
 

@@ -1,4 +1,4 @@
-"""The commands of ``bulltask pipeline`` that need only the lake: build, compact, expire, gaps, report.
+"""The commands of ``bulltask pipeline`` that need only the lake: build, maintain, forget, migrate-lake, gaps, report.
 
 All but ``build`` run without Java.
 """
@@ -18,24 +18,32 @@ import click
 
 from bulltask.cli.options import day, days, duration_option, json_option, lake_option, moment
 from bulltask.cli.pipeline import EXIT_LOST, open_session, spark_options
-from bulltask.cli.terminal import as_table, echo
+from bulltask.cli.terminal import as_table, echo, print_json
 from bulltask.config.parsers import parse_names
 from bulltask.jobs.errors import MissingExtraError
 from bulltask.lake.formatting import pluralize
-from bulltask.lake.storage import ExpiredDay, Layout, expire, find_tables
 from bulltask.lake.tables import EVENTS, GAPS, TASK_MINUTE
 
 if TYPE_CHECKING:
-    from bulltask.lake.files import GapRow
+    from bulltask.lake.maintenance import Maintenance
+    from bulltask.lake.reader import GapRow
     from bulltask.lake.report.page import Report
     from bulltask.lake.report.sections import ReportTable
+    from bulltask.lake.storage import Lake
 
-__all__ = ["build_command", "compact_command", "expire_command", "gaps_command", "report_command"]
+__all__ = [
+    "build_command",
+    "forget_command",
+    "gaps_command",
+    "maintain_command",
+    "migrate_command",
+    "report_command",
+]
 
 
 @click.command("build", short_help="Build the silver or gold tables of the given days.")
 @click.argument("layer", type=click.Choice(["silver", "gold"]))
-@lake_option
+@lake_option(extra="spark")
 @click.option(
     "--days", "build_days", type=days, metavar="DAY..DAY", required=True, help="Range of days (UTC), inclusive."
 )
@@ -53,7 +61,7 @@ __all__ = ["build_command", "compact_command", "expire_command", "gaps_command",
 def build_command(
     *,
     layer: str,
-    lake: Path,
+    lake: Lake,
     build_days: list[date],
     slo_config: Path | None,
     open_job_timeout: float,
@@ -66,111 +74,178 @@ def build_command(
     """
     from bulltask.lake.slo_config import read_slo_config  # noqa: PLC0415 - slow
 
-    config, layout = None if slo_config is None else read_slo_config(slo_config), Layout(lake)
-    layout.check()  # check before starting a JVM
+    config = None if slo_config is None else read_slo_config(slo_config)
+    lake.check()  # check before starting a JVM
     spark = open_session(options)
     if layer == "gold":
         from bulltask.spark.gold import build_gold  # noqa: PLC0415 - slow
 
-        build_gold(spark, layout, build_days, config)
+        build_gold(spark, lake, build_days, config)
     else:
         from bulltask.spark.repair import build_silver  # noqa: PLC0415 - slow
 
-        build_silver(spark, layout, build_days, open_job_timeout=timedelta(seconds=open_job_timeout))
+        build_silver(spark, lake, build_days, open_job_timeout=timedelta(seconds=open_job_timeout))
     click.echo(f"built {layer} for {pluralize(len(build_days), 'day')}, {build_days[0]} to {build_days[-1]}")
 
 
-@click.command("compact", short_help="Merge the small files of past days.")
-@lake_option
-@click.option("--before", type=day, metavar="DAY", required=True, help="Only days (UTC) before this one.")
+@click.command("maintain", short_help="Merge small files, remove old days, and delete unneeded files.")
+@lake_option()
 @click.option(
-    "--table",
-    "tables",
+    "--keep",
     multiple=True,
-    help="A table, such as silver.jobs; may be repeated (default: all tables of bronze and silver).",
+    metavar="TABLE=DAYS",
+    help="Keep only this many days of a table or layer, such as bronze=90 or silver.jobs=400; may be repeated "
+    "(default: keep all days).",
 )
 @click.option("--target-mb", type=float, default=128, show_default=True, help="Target size of a file in megabytes.")
+@click.option("--dry-run", is_flag=True, help="Change nothing, only count.")
 @json_option
-def compact_command(*, lake: Path, before: date, tables: tuple[str, ...], target_mb: float, as_json: bool) -> None:
-    """Merge the small files of past days into larger ones, and remove outdated rows from silver.
+def maintain_command(*, lake: Lake, keep: tuple[str, ...], target_mb: float, dry_run: bool, as_json: bool) -> None:
+    """Merge small files of each table, drop superseded rows from past days of silver, remove the days that --keep
+    names, and delete files that were replaced a week ago or earlier, or that a killed process left.
 
-    The command can run at the same time as 'run'. It can be killed at any moment and rerun. Does not require Java.
+    Run it every night. 'run' and readers can run at the same time; readers of an earlier version of a table (time
+    travel) have a week. It can be killed at any moment and rerun. The events of unfinished jobs are always kept. If a
+    finished job is retried manually after its events have been removed, its history lacks the earlier attempts.
     """
-    from bulltask.lake.files import COMPACTED, compact  # noqa: PLC0415 - slow
+    from bulltask.lake.maintenance import maintain, parse_retention  # noqa: PLC0415 - slow
 
-    layout = Layout(lake)
-    results = [compact(layout, table, before=before, target_mb=target_mb) for table in tables or COMPACTED]
+    results = maintain(lake, keep=parse_retention(keep), target_mb=target_mb, dry_run=dry_run)
     if as_json:
-        click.echo(json.dumps([asdict(result) for result in results], indent=2))
+        print_json({"dry_run": dry_run, "tables": [asdict(result) for result in results]})
         return
     click.echo(
         as_table(
-            ("table", "partitions", "files", "rows", "MB"),
-            [
-                (
-                    result.table,
-                    f"{result.partitions:,}",
-                    f"{result.files_before:,} -> {result.files_after:,}",
-                    f"{result.rows_before:,} -> {result.rows_after:,}",
-                    f"{result.bytes_before / 1e6:,.1f} -> {result.bytes_after / 1e6:,.1f}",
-                )
-                for result in results
-            ],
+            ("table", "days removed", "days merged", "files", "rows", "MB", "files deleted"),
+            [_maintenance_row(result, dry_run=dry_run) for result in results],
         )
+    )
+    _end_dry_run(dry_run, "without --dry-run")
+
+
+def _maintenance_row(result: Maintenance, *, dry_run: bool) -> tuple[str, ...]:
+    return (
+        result.table,
+        f"{result.expired_days:,}",
+        f"{result.merged_days:,}",
+        _change(result.files_before, result.files_after, dry_run=dry_run),
+        _change(result.rows_before, result.rows_after, dry_run=dry_run),
+        _change(result.bytes_before / 1e6, result.bytes_after / 1e6, dry_run=dry_run, form=",.1f"),
+        f"{result.deleted_files:,}",
     )
 
 
-@click.command("expire", short_help="Delete old data from tables.")
-@lake_option
-@click.option("--before", type=day, metavar="DAY", required=True, help="Delete the data of days (UTC) before this one.")
+def _change(before: float, after: float, *, dry_run: bool, form: str = ",") -> str:
+    return f"{before:{form}}" if dry_run else f"{before:{form}} -> {after:{form}}"
+
+
+@click.command("forget", short_help="Remove jobs from all tables and their old versions.")
+@lake_option()
+@click.option("--job", "job_ids", multiple=True, metavar="ID", help="Id of a job; may be repeated.")
+@click.option("--queue", help="The queue of these jobs; required if several queues have a job with this id.")
+@click.option("--where", metavar="SQL", help="Condition on the columns of --table; the jobs of its rows are removed.")
 @click.option(
-    "--tables",
-    default="bronze.events,bronze.jobs",
+    "--table",
+    "table_name",
+    default="silver.jobs",
     show_default=True,
-    help="Names of tables or layers, comma-separated, such as bronze.events or gold.",
+    help="The table of --where: silver.jobs, silver.attempts, bronze.jobs or bronze.events.",
 )
-@click.option("--yes", is_flag=True, help="Delete the data.")
+@click.option("--reason", help="Text for the record, such as the number of a request.")
+@click.option("--yes", is_flag=True, help="Remove the jobs.")
 @json_option
-def expire_command(*, lake: Path, before: date, tables: str, yes: bool, as_json: bool) -> None:
-    """Delete old data from tables. Without --yes, only list it.
+def forget_command(
+    *,
+    lake: Lake,
+    job_ids: tuple[str, ...],
+    queue: str | None,
+    where: str | None,
+    table_name: str,
+    reason: str | None,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Remove jobs from all tables, as the erasure of a person's data demands. Without --yes, only count their rows.
 
-    The checkpoint of 'run' and the events of unfinished jobs are always kept. If a finished job is retried manually
-    after its events have expired, its history lacks the earlier attempts. Does not require Java.
+    Their rows in bronze and silver are removed, also from earlier versions of the tables, which can then no longer be
+    read, and from samples in gold.errors_day; sums in gold do not change. What was removed is recorded in the table
+    _pipeline/forgotten, without ids. Stop 'run' first, and remove the jobs from Redis: it would record them again.
+
+    Example: --table bronze.jobs --where "data LIKE '%ada@example.com%'"
     """
-    expired = expire(Layout(lake), find_tables(parse_names(tables, "--tables")), before=before, dry_run=not yes)
+    from bulltask.lake.maintenance import JobKey, forget, jobs_where, jobs_with_id  # noqa: PLC0415 - slow
+    from bulltask.lake.storage import find_tables  # noqa: PLC0415 - slow
+    from bulltask.lake.tables import JOBS  # noqa: PLC0415 - slow
+
+    if bool(job_ids) == bool(where):
+        raise click.UsageError("give either --job or --where")
+    lake.check()
+    jobs: set[JobKey] = set()
+    if where:
+        (table,) = find_tables([table_name])
+        jobs = jobs_where(lake, table, where)
+    else:
+        table = JOBS
+        for job_id in job_ids:
+            jobs |= jobs_with_id(lake, job_id, queue)
+    results = forget(lake, jobs, last=table, reason=reason, dry_run=not yes) if jobs else []
     if as_json:
-        rows = [
-            {"table": day_.table, "day": f"{day_.day}", "files": day_.files, "bytes": day_.size} for day_ in expired
-        ]
-        click.echo(json.dumps({"dry_run": not yes, "expired": rows}, indent=2))
+        print_json({"dry_run": not yes, "jobs": len(jobs), "tables": [asdict(result) for result in results]})
         return
-    if not expired:
-        click.echo(f"Nothing to delete: there is no data from before {before}.")
+    if not jobs:
+        click.echo("No such jobs.")
         return
-    click.echo(as_table(("table", "days", "from", "to", "files", "MB"), _by_table(expired)))
-    if not yes:
-        click.echo("\nDry run: nothing was deleted. Run the command again with --yes to delete this data.")
+    click.echo(f"{pluralize(len(jobs), 'job')} {'removed' if yes else 'selected'}")
+    _show(
+        ("table", "rows", "files rewritten", "old files deleted"),
+        ((result.table, result.rows, result.files, result.old_files) for result in results),
+    )
+    _end_dry_run(not yes, "with --yes")
 
 
-def _by_table(expired: Iterable[ExpiredDay]) -> list[tuple[str, ...]]:
-    tables: dict[str, list[ExpiredDay]] = {}
-    for day_ in expired:
-        tables.setdefault(day_.table, []).append(day_)
-    return [
+@click.command("migrate-lake", short_help="Make Delta tables of a lake of an older version.")
+@lake_option()
+@click.option("--yes", is_flag=True, help="Convert the lake.")
+@json_option
+def migrate_command(*, lake: Lake, yes: bool, as_json: bool) -> None:
+    """Convert a lake that bulltask wrote before its tables were Delta tables, in place. Without --yes, only count.
+
+    Stop the pipeline first. The old files are deleted at the end, so as much space as they use must be free. If it is
+    killed, run it again: it continues. Afterwards, 'run' continues after the last event in the lake.
+    """
+    from bulltask.lake.legacy import migrate  # noqa: PLC0415 - slow
+
+    results = migrate(lake, dry_run=not yes)
+    if as_json:
+        print_json({"dry_run": not yes, "tables": [asdict(result) for result in results]})
+        return
+    _show(
+        ("table", "days", "files", "new files", "rows", "new rows", "MB"),
         (
-            table,
-            f"{len(days):,}",
-            f"{days[0].day}",
-            f"{days[-1].day}",
-            f"{sum(day_.files for day_ in days):,}",
-            f"{sum(day_.size for day_ in days) / 1e6:,.1f}",
-        )
-        for table, days in tables.items()
-    ]
+            (
+                result.table, result.days, result.files_before, result.files_after, result.rows_before,
+                result.rows_after, result.bytes_before / 1e6,
+            )
+            for result in results
+        ),
+    )  # fmt: skip
+    _end_dry_run(not yes, "with --yes")
+
+
+def _show(head: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> None:
+    def text(value: Any) -> str:
+        return value if isinstance(value, str) else f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
+
+    click.echo(as_table(head, [tuple(map(text, row)) for row in rows]))
+
+
+def _end_dry_run(dry_run: bool, how: str) -> None:
+    if dry_run:
+        click.echo(f"\nDry run: nothing was changed. Run the command again {how}.")
 
 
 @click.command("gaps", short_help="List lost events.")
-@lake_option
+@lake_option()
 @click.option("--queues", default="*", show_default=True, help="Names of queues, comma-separated, or * for all.")
 @click.option("--since", type=moment, metavar="TIME", help="Only gaps that end at this time (UTC) or later.")
 @click.option("--until", type=moment, metavar="TIME", help="Only gaps that begin before this time.")
@@ -180,7 +255,7 @@ def gaps_command(
     ctx: click.Context,
     /,
     *,
-    lake: Path,
+    lake: Lake,
     queues: str,
     since: datetime | None,
     until: datetime | None,
@@ -193,7 +268,7 @@ def gaps_command(
 
     Exit codes: 0 (no gaps in that period), 3 (there are gaps).
     """
-    from bulltask.lake.files import (  # noqa: PLC0415 - slow
+    from bulltask.lake.reader import (  # noqa: PLC0415 - slow
         TableReader,
         check_queues,
         find_gaps,
@@ -201,16 +276,16 @@ def gaps_command(
         normalize_queue,
     )
 
-    layout, names = Layout(lake), None
+    reader, names = TableReader(lake), None
     if queues.strip() != "*":
-        known = known_queues(TableReader(layout))
+        known = known_queues(reader)
         names = [normalize_queue(queue, known) for queue in parse_names(queues, "--queues")]
-        check_queues(lake, names, known)
-    gap_rows = find_gaps(layout, since=since, until=until, queues=names)
+        check_queues(lake.root, names, known)
+    gap_rows = find_gaps(lake, since=since, until=until, queues=names)
     if as_json:
         click.echo(json.dumps([asdict(gap) for gap in gap_rows], indent=2, default=datetime.isoformat))
     elif not gap_rows:
-        has_events = any(layout.days(table) for table in (EVENTS, GAPS))
+        has_events = any(reader.days(table) for table in (EVENTS, GAPS))
         click.echo(
             "No gaps: every event up to the last batch was read."
             if has_events
@@ -251,7 +326,7 @@ _BY_SUFFIX: Final[Mapping[str, str]] = {".html": "html", ".md": "md", ".json": "
 
 @click.command("report", short_help="Write a report from the gold tables.")
 @click.argument("section", type=click.Choice(_SECTIONS), required=False)
-@lake_option
+@lake_option(extra="report")
 @click.option(
     "--day",
     "one_day",
@@ -292,7 +367,7 @@ _BY_SUFFIX: Final[Mapping[str, str]] = {".html": "html", ".md": "md", ".json": "
 def report_command(
     *,
     section: str | None,
-    lake: Path,
+    lake: Lake,
     one_day: date | None,
     day_range: list[date] | None,
     queues: str | None,
@@ -315,11 +390,10 @@ def report_command(
         from bulltask.lake.report.page import html, make_report, markdown  # noqa: PLC0415
         from bulltask.lake.report.sections import CapacityTarget  # noqa: PLC0415
 
-        layout = Layout(lake)
-        report_days = day_range or [one_day or _last_day(layout)]
+        report_days = day_range or [one_day or _last_day(lake)]
         names = tuple(name.strip() for name in (queues or "").split(",") if name.strip())
         report = make_report(
-            layout, Period(report_days[0], report_days[-1], names), CapacityTarget(max_wait, target, peak_factor)
+            lake, Period(report_days[0], report_days[-1], names), CapacityTarget(max_wait, target, peak_factor)
         )
         if section:
             text = _report_table(report, section, output_format)
@@ -336,7 +410,7 @@ def _report_missing_extra() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as exc:
-        if exc.name not in {"pyarrow", "jinja2", "markupsafe"}:
+        if exc.name not in {"deltalake", "pyarrow", "jinja2", "markupsafe"}:
             raise
         raise MissingExtraError(
             f"the report needs {exc.name}, which is not installed: pip install 'bulltask[report]'"
@@ -357,13 +431,13 @@ def _output_format(section: str | None, wanted: str | None, output: Path | None)
     return output_format
 
 
-def _last_day(layout: Layout) -> date:
-    from bulltask.lake.files import TableReader  # noqa: PLC0415 - slow
+def _last_day(lake: Lake) -> date:
+    from bulltask.lake.reader import TableReader  # noqa: PLC0415 - slow
 
-    reader = TableReader(layout)
+    reader = TableReader(lake)
     days = reader.days(TASK_MINUTE) or reader.days(EVENTS)
     if not days:
-        raise click.ClickException(f"{layout.root} has no events yet: record events with 'bulltask pipeline run'")
+        raise click.ClickException(f"{lake.root} has no events yet: record events with 'bulltask pipeline run'")
     return days[-1]
 
 

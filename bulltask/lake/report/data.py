@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from bulltask.jobs.errors import ConfigError
-from bulltask.lake.files import GapRow, TableReader, arrow_schema, find_gaps
 from bulltask.lake.formatting import shorten
 from bulltask.lake.log_histogram import Histogram, merge_histograms, percentile
-from bulltask.lake.storage import Layout
+from bulltask.lake.reader import GapRow, TableReader, find_gaps
+from bulltask.lake.storage import Lake, arrow_schema
 from bulltask.lake.tables import ATTEMPTS, CAPACITY_MINUTE, COST_DAY, ERRORS_DAY, EVENTS, SLO_DAY, TASK_MINUTE, Table
 
 __all__ = [
@@ -209,9 +209,9 @@ class ReportData:
     built_at: datetime | None = None
 
 
-def read(layout: Layout, period: Period) -> ReportData:
+def read(lake: Lake, period: Period) -> ReportData:
     """Read the data of a period."""
-    reader = TableReader(layout)
+    reader = TableReader(lake)
     axis = _axis(reader, period)
     step = axis.step if axis else 1
     tasks = _task_minutes(reader, period, step)
@@ -226,15 +226,15 @@ def read(layout: Layout, period: Period) -> ReportData:
         errors=_rows(reader, ERRORS_DAY, period),
         slos=_rows(reader, SLO_DAY, period),
         costs=_rows(reader, COST_DAY, period),
-        gaps=find_gaps(layout, since=period.span[0], until=period.span[1], queues=period.queues or None),
+        gaps=find_gaps(lake, since=period.span[0], until=period.span[1], queues=period.queues or None),
         incomplete=_incomplete(reader, period),
         unbuilt=_unbuilt(reader, period),
         day_range=_day_range(reader),
-        built_at=_built_at(layout, period),
+        built_at=_built_at(lake, period),
     )
 
 
-def busiest_day(layout: Layout, data: ReportData) -> tuple[list[Row], list[Row]]:
+def busiest_day(lake: Lake, data: ReportData) -> tuple[list[Row], list[Row]]:
     """Return the minutes of the day with the longest busy time: rows of tasks and of queues.
 
     Only one day is returned, because each row becomes a Python object. The run histogram of a task's day is in one of
@@ -246,7 +246,7 @@ def busiest_day(layout: Layout, data: ReportData) -> tuple[list[Row], list[Row]]
     days = by_day.aggregate([("busy_ms", "sum"), ("added", "sum")]).to_pylist()
     busiest = max(days, key=lambda row: (row["busy_ms_sum"], row["added_sum"], row["day"]))["day"]
     day = datetime.fromtimestamp(busiest * 86_400, UTC).date()
-    reader, period = TableReader(layout), Period(day, day, data.period.queues)
+    reader, period = TableReader(lake), Period(day, day, data.period.queues)
     tasks = next(_days(reader, TASK_MINUTE, period, _LOAD)).to_pylist()
     queues = next(_days(reader, CAPACITY_MINUTE, period, ["queue", "minute", "busy_slots", "peak_slots"]))
     runs = dict(_histograms(reader, period, 1440, [])[1].by_task)
@@ -392,9 +392,10 @@ def _day_range(reader: TableReader) -> tuple[date, date] | None:
     return (min(days), max(days)) if days else None
 
 
-def _built_at(layout: Layout, period: Period) -> datetime | None:
-    times = [directory.stat().st_mtime for day in period.days if (directory := layout.day(TASK_MINUTE, day)).is_dir()]
-    return datetime.fromtimestamp(times[-1], UTC) if times else None
+def _built_at(lake: Lake, period: Period) -> datetime | None:
+    snapshot = lake.open(TASK_MINUTE)
+    times = [snapshot.written_at(f"{day}") for day in period.days] if snapshot else []
+    return next((time for time in reversed(times) if time is not None), None)
 
 
 MAX_TASKS: Final = 15

@@ -12,8 +12,8 @@ from functools import cache, partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
-from bulltask.lake.files import TableReader, check_queues, known_queues, normalize_queue
 from bulltask.lake.formatting import Unit, format_value, one_line, pluralize, shorten
+from bulltask.lake.reader import TableReader, check_queues, known_queues, normalize_queue
 from bulltask.lake.report import sections
 from bulltask.lake.report.charts import Chart, Ranges, backlog, bands, busy, chart, percentiles, ranges, rates
 from bulltask.lake.report.data import (
@@ -45,7 +45,7 @@ from bulltask.lake.report.sections import (
     reasons,
     recommend_concurrency,
 )
-from bulltask.lake.storage import Layout
+from bulltask.lake.storage import Lake
 from bulltask.lake.tables import CAPACITY_MINUTE, TASK_MINUTE
 
 if TYPE_CHECKING:
@@ -272,7 +272,7 @@ def _charts(
 
 
 def make_report(
-    layout: Layout, period: Period, target: CapacityTarget | None = None, *, created_at: datetime | None = None
+    lake: Lake, period: Period, target: CapacityTarget | None = None, *, created_at: datetime | None = None
 ) -> Report:
     """Build the report of some days; :func:`~bulltask.lake.report.page.html` and others format it.
 
@@ -283,22 +283,22 @@ def make_report(
         ConfigError: The target is out of range, or the lake has no data for a queue.
     """
     if period.queues:
-        period = _with_lake_names(layout, period)
-    data = read(layout, period)
-    recommendations = recommend_concurrency(*busiest_day(layout, data), target or CapacityTarget())
-    build = f"bulltask pipeline build gold --lake {shlex.quote(str(layout.root))} --days {period}"
+        period = _with_lake_names(lake, period)
+    data = read(lake, period)
+    recommendations = recommend_concurrency(*busiest_day(lake, data), target or CapacityTarget())
+    build = f"bulltask pipeline build gold --lake {shlex.quote(lake.root)} --days {period}"
     return _report(data, recommendations, created_at or datetime.now(UTC), build=build)
 
 
-def _with_lake_names(layout: Layout, period: Period) -> Period:
+def _with_lake_names(lake: Lake, period: Period) -> Period:
     """Return the period with its queues named as in the lake."""
-    reader = TableReader(layout)
+    reader = TableReader(lake)
     known = known_queues(reader)
     if not known.issuperset(normalize_queue(queue, known) for queue in period.queues):  # gold is kept longest
         for table in (TASK_MINUTE, CAPACITY_MINUTE):
             known |= reader.scan(table, reader.days(table), _queues_in, columns=["queue"])
     names = tuple(normalize_queue(queue, known) for queue in period.queues)
-    check_queues(layout.root, names, known)
+    check_queues(lake.root, names, known)
     return replace(period, queues=names)
 
 

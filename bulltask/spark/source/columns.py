@@ -14,13 +14,25 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import DataType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from bulltask.jobs.codec import decode_text
 from bulltask.jobs.errors import ConfigError, did_you_mean
 from bulltask.lake import tables
-from bulltask.lake.tables import MAX_TIME_MS
-from bulltask.spark.lake_tables import spark_schema
+from bulltask.lake.tables import MAX_TIME_MS, Kind, Table
 from bulltask.spark.source.connection import gc_paused
 from bulltask.spark.source.offsets import EventGap
 from bulltask.transport.streams import RawEntry
@@ -40,7 +52,27 @@ __all__ = [
     "hash_fields",
     "job_record_batch",
     "select_columns",
+    "spark_schema",
 ]
+
+
+_TYPES: Final[Mapping[Kind, DataType]] = {
+    Kind.TEXT: StringType(),
+    Kind.INT: IntegerType(),
+    Kind.LONG: LongType(),
+    Kind.DOUBLE: DoubleType(),
+    Kind.FLAG: BooleanType(),
+    Kind.TIME: TimestampType(),
+    Kind.TEXTS: ArrayType(StringType()),
+    Kind.COUNTS: MapType(IntegerType(), LongType()),
+    Kind.MONEY: DecimalType(18, 6),
+}
+
+
+def spark_schema(table: Table) -> StructType:
+    """Return a table's columns followed by its partition; ``dt`` is a string like ``2026-11-22``."""
+    fields = [StructField(column.name, _TYPES[column.kind]) for column in table.columns]
+    return StructType([*fields, StructField(table.partition, StringType())])
 
 
 GAP_EVENT: Final = "bulltask.gap"
@@ -50,10 +82,9 @@ GAP_EVENT: Final = "bulltask.gap"
 """
 
 
-def _columns_of(table: tables.Table, *omitted: str) -> StructType:
-    """Return ``queue`` and the columns of a table of bronze, which stores these rows."""
-    columns = [field for field in spark_schema(table).fields if field.name not in {*table.partitions, *omitted}]
-    return StructType([StructField("queue", StringType()), *columns])
+def _columns_of(table: Table, *omitted: str) -> StructType:
+    """Return the columns of a table of bronze, which stores these rows."""
+    return StructType([field for field in spark_schema(table).fields if field.name not in {table.partition, *omitted}])
 
 
 JOBS: Final = _columns_of(tables.SNAPSHOTS, "snapshot_at")

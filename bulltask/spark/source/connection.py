@@ -8,7 +8,6 @@ if so, every call goes to the node that has the call's keys.
 from __future__ import annotations
 
 import gc
-import locale
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,7 +34,6 @@ from bulltask.jobs.errors import (
 )
 from bulltask.jobs.names import check_queue_name
 from bulltask.lake.status import SkippedQueue
-from bulltask.lake.storage import partition_name
 from bulltask.spark.source.options import ReadOptions
 from bulltask.transport.broker import Broker, RollingScan, ScanStep, scan_all
 from bulltask.transport.call import Call, QueueKeys, SyncClient
@@ -228,9 +226,6 @@ def gc_paused() -> Iterator[None]:
 # a reason, so that it does not block the others.
 
 
-_MAX_NAME_BYTES: Final = 255
-"""The maximum number of bytes in a directory name."""
-
 _log = logging.getLogger(__name__)  # without a handler, it writes to the driver's stderr
 
 
@@ -309,12 +304,6 @@ def _problem(keys: QueueKeys, other: QueueKeys | None) -> str | None:
         check_queue_name(keys.queue)
     except InvalidNameError as exc:
         return str(exc)
-    if (size := len(partition_name("queue", keys.queue).encode())) > _MAX_NAME_BYTES:
-        return f"its directory name would have {size} bytes; the maximum is {_MAX_NAME_BYTES}"
-    try:
-        keys.queue.encode(locale.getencoding())
-    except UnicodeEncodeError:
-        return "Java cannot write its name in this locale: set LC_ALL=C.UTF-8"
     return None
 
 

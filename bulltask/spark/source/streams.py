@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bulltask.jobs.errors import BulltaskError
+from bulltask.lake.ledger import last_record
 from bulltask.lake.status import Lag, PipelineStatus, SkippedQueue, status_of
-from bulltask.lake.storage import Layout, Ledger, writer_pid
 from bulltask.spark.source.connection import Connection, discover_queues, not_a_stream_reason, skipped_queues
 from bulltask.spark.source.discovery import find_again
 from bulltask.spark.source.offsets import BEGINNING, StreamId, StreamState
@@ -28,6 +28,9 @@ from bulltask.transport.streams import (
     stream_exists,
     stream_info,
 )
+
+if TYPE_CHECKING:
+    from bulltask.lake.storage import Lake
 
 __all__ = [
     "RangePart",
@@ -202,10 +205,12 @@ def _limit(stored: bytes | BulltaskError | None) -> int:
     return int(stored) if stored is not None and stored.isdigit() else DEFAULT_LENGTH
 
 
-def pipeline_status(layout: Layout, source: Mapping[str, str]) -> PipelineStatus:
+def pipeline_status(lake: Lake, source: Mapping[str, str]) -> PipelineStatus:
     """Return the status of a pipeline; ``source`` has the location of the queues, as options of the data source."""
+    from bulltask.lake.storage import writer_pid  # noqa: PLC0415 - imports Arrow
+
     options = read_options(EventsOptions, {**source, "table": "events", "skipUnsupportedQueues": "true"})
-    head = Ledger(layout).head()
+    head = last_record(lake)
     lags: Mapping[str, Lag] = {}
     skipped: Sequence[SkippedQueue] = ()
     redis_error: str | None = None
@@ -215,9 +220,7 @@ def pipeline_status(layout: Layout, source: Mapping[str, str]) -> PipelineStatus
             lags, skipped = _lags(connection, observed, {} if head is None else head.last_ids), observed.skipped
     except BulltaskError as exc:
         redis_error = str(exc)
-    return status_of(
-        str(layout.root), head, lags, writer_pid=writer_pid(layout), redis_error=redis_error, skipped=skipped
-    )
+    return status_of(lake.root, head, lags, writer_pid=writer_pid(lake), redis_error=redis_error, skipped=skipped)
 
 
 def _lags(connection: Connection, observed: ObservedStreams, ends: Mapping[str, str]) -> dict[str, Lag]:

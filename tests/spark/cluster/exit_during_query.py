@@ -8,14 +8,15 @@ from __future__ import annotations
 import os
 import sys
 
-from bulltask.lake.storage import Layout, Ledger
+from bulltask.lake.ledger import last_record
+from bulltask.lake.storage import Lake
 from bulltask.spark import Pipeline, session
 from bulltask.testing.worker import wait_until
 
 
 def main(url: str, root: str) -> None:
     query = Pipeline(session("killed"), root, url=url, trigger="200 milliseconds").run()
-    wait_until(lambda: Ledger(Layout(root)).head() is not None or not query.isActive, 300.0, "a batch")
+    wait_until(lambda: last_record(Lake(root)) is not None or not query.isActive, 300.0, "a batch")
     if not query.isActive:
         query.awaitTermination()  # raises the query's error
     sys.stdout.write(str(query.isActive).lower())

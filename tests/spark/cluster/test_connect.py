@@ -11,12 +11,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import pyarrow.dataset as ds
 import pytest
 import redis
 
-from bulltask.lake.storage import Layout
-from bulltask.lake.tables import ATTEMPTS, EVENTS
+from bulltask.lake.reader import TableReader
+from bulltask.lake.storage import Lake
+from bulltask.lake.tables import ATTEMPTS, EVENTS, TASK_MINUTE
 from bulltask.queue import Queue
 from tests.spark.cluster.check_report import check_reads_and_writes
 from tests.spark.cluster.python_environments import SITE_PACKAGES, environment
@@ -102,12 +102,13 @@ def test_a_thin_client_continues_the_query_of_a_killed_client(
         assert run("exit_during_query.py", broker_url, root) is True
         add(queue, 100)
         assert run("run_pipeline.py", broker_url, root) == [200, 0, 0]
-    layout = Layout(root)
+    reader = TableReader(Lake(root))
     entries: Any = redis_client.xrange("bull:{mail}:events")
-    ids = ds.dataset(layout.table(EVENTS), format="parquet", ignore_prefixes=["_", "."]).to_table()["event_id"]
-    assert sorted(ids.to_pylist()) == sorted(entry_id for entry_id, _ in entries)
+    ids = [row["event_id"] for row in reader.rows(EVENTS, columns=("event_id",))]
+    assert sorted(ids) == sorted(entry_id for entry_id, _ in entries)
     assert len(entries) >= 400
-    assert not layout.days(ATTEMPTS), "no job was started"
+    assert not reader.days(ATTEMPTS), "no job was started"
+    assert sum(row["added"] for row in reader.rows(TASK_MINUTE)) == 200
 
 
 def add(queue: Queue, jobs: int) -> None:

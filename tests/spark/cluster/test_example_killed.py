@@ -20,7 +20,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from bulltask.lake.storage import Layout, Ledger
+from bulltask.lake.ledger import last_record
+from bulltask.lake.storage import Lake
 from bulltask.testing.worker import RedisServer, wait_until
 from tests.conftest import ServerFactory
 from tests.support.example_history import check_lake, count_finished_jobs, count_sent_jobs, run_example, run_worker
@@ -145,7 +146,7 @@ def completes(run: subprocess.Popen[str], root: Path, seconds: float) -> bool:
 
 
 def last_batch(root: Path) -> int:
-    head = Ledger(Layout(root)).head()
+    head = last_record(Lake(root))
     return 0 if head is None else head.number
 
 
@@ -180,7 +181,11 @@ def test_the_examples_tables_are_correct_after_kills(
             completed = completes(run, root, 600 if KILLS == 1 else rng.uniform(0, 20))
         for number in range(2, KILLS + 1):
             if not completed:
-                log.warning("kill %d of the driver: %s", number, ": ".join(interrupted_step(Layout(root))))
+                log.warning(
+                    "kill %d of the driver: %s",
+                    number,
+                    ": ".join(interrupted_step(Lake(root), root / "_pipeline" / "checkpoint")),
+                )
                 with start("--resume") as run:
                     completed = completes(run, root, 600 if number == KILLS else rng.uniform(15, 60))
         assert completed, log_of(root)

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import redis
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from bulltask.errors import ConfigError
-from bulltask.lake.files import find_gaps
+from bulltask.lake.reader import find_gaps
 from bulltask.lake.tables import ATTEMPTS, JOBS, SNAPSHOTS
 from bulltask.queue import Queue
 from bulltask.spark.lake_tables import latest, read_table
@@ -34,7 +35,7 @@ def source(broker_url: str) -> Mapping[str, str]:
 
 
 @pytest.fixture
-def lake(tmp_path: Path) -> LakeBuilder:
+def builder(tmp_path: Path) -> LakeBuilder:
     return LakeBuilder(tmp_path)
 
 
@@ -47,8 +48,8 @@ def add(queue: Queue, *ids: str, **options: Any) -> None:
         queue.add("send", {"to": job_id, "n": 1.5, "list": []}, job_id=job_id, **options)
 
 
-def jobs_of(spark: SparkSession, lake: LakeBuilder) -> list[dict[str, Any]]:
-    return [row.asDict() for row in latest(read_table(spark, lake.layout, JOBS), JOBS).collect()]
+def jobs_of(spark: SparkSession, builder: LakeBuilder) -> list[dict[str, Any]]:
+    return [row.asDict() for row in latest(read_table(spark, builder.lake, JOBS), JOBS).collect()]
 
 
 def gap(since: datetime) -> Mapping[str, Any]:
@@ -60,7 +61,7 @@ def gap(since: datetime) -> Mapping[str, Any]:
 
 @pytest.fixture
 def known_incarnations(
-    spark: SparkSession, lake: LakeBuilder, queue: Queue, manual_worker: ManualWorker, source: Mapping[str, str],
+    spark: SparkSession, builder: LakeBuilder, queue: Queue, manual_worker: ManualWorker, source: Mapping[str, str],
     redis_client: redis.Redis,
 ) -> Mapping[str, str]:  # fmt: skip
     """Seven jobs finished within a gap, one of which is only in a snapshot; two were added before the gap."""
@@ -70,16 +71,18 @@ def known_incarnations(
         manual_worker.complete({"done": True})
     assert manual_worker.fail("no such user 'x9'") == "broken"
     assert [manual_worker.complete(), manual_worker.complete(), manual_worker.complete()] == ["gone", "early", "again"]
-    snapshot(spark, lake.layout, source)
+    snapshot(spark, builder.lake, source)
     queue.remove("gone")
     redis_client.hset("bull:{mail}:early", "finishedOn", int((start - HOUR).timestamp() * 1000))
     redis_client.zadd("bull:{mail}:completed", {"early": int((start - HOUR).timestamp() * 1000)})
-    lake.gaps([gap(start)])
+    builder.gaps([gap(start)])
     incarnations = {"open": start, "again": start - 3 * HOUR}
     ids = {job_id: f"{int(at.timestamp() * 1000)}-0" for job_id, at in incarnations.items()}
-    lake.events([{"event_id": incarnation, "event": "added", "job_id": job_id} for job_id, incarnation in ids.items()])
+    builder.events(
+        [{"event_id": incarnation, "event": "added", "job_id": job_id} for job_id, incarnation in ids.items()]
+    )
     # Jobs derived from events: a complete job; an open job that timed out; an earlier incarnation of a reused id.
-    lake.jobs(
+    builder.jobs(
         [
             {"job_id": "known", "incarnation": "7-7", "name": "send", "state": "completed", "finished_at": now()},
             {"job_id": "open", "incarnation": ids["open"], "name": "send", "state": "active", "as_of": start},
@@ -90,16 +93,16 @@ def known_incarnations(
 
 
 def test_a_backfill_writes_each_job_of_a_gap_that_is_in_redis_or_a_snapshot(
-    spark: SparkSession, lake: LakeBuilder, known_incarnations: Mapping[str, str], source: Mapping[str, str]
+    spark: SparkSession, builder: LakeBuilder, known_incarnations: Mapping[str, str], source: Mapping[str, str]
 ) -> None:
     opened, old = known_incarnations["open"], known_incarnations["again"]
 
     def fill() -> BackfillResult:
-        return backfill(spark, lake.layout, source, since=now() - HOUR, until=now() + HOUR)
+        return backfill(spark, builder.lake, source, since=now() - HOUR, until=now() + HOUR)
 
     result = fill()
     assert (result.gaps, result.lost, result.examined, result.jobs, result.backfilled_gaps) == (1, 40, 6, 5, 1)
-    rows = jobs_of(spark, lake)
+    rows = jobs_of(spark, builder)
     incarnations = {(row["job_id"], row["incarnation"]): (row["state"], row["source"]) for row in rows}
     assert len(rows) == 7
     assert incarnations == {
@@ -115,18 +118,18 @@ def test_a_backfill_writes_each_job_of_a_gap_that_is_in_redis_or_a_snapshot(
     assert (broken["queue"], broken["name"], broken["attempt_count"], broken["stalls"]) == ("mail", "send", 1, 0)
     assert (broken["failed_reason"], broken["error_fingerprint"]) == ("no such user 'x9'", "no such user #")
     assert broken["data_bytes"] == len(json.dumps({"to": "broken", "n": 1.5, "list": []}, separators=(",", ":")))
-    attempts = read_table(spark, lake.layout, ATTEMPTS).where("job_id = 'broken'").collect()
+    attempts = read_table(spark, builder.lake, ATTEMPTS).where("job_id = 'broken'").collect()
     assert [(row["attempt"], row["outcome"], row["source"], row["queued_at"]) for row in attempts] == [
         (1, "failed", "snapshot", None)
     ]
     assert attempts[0]["run_ms"] >= 0
     assert fill().jobs == 0, "a second backfill finds nothing new"
-    assert [gap.backfilled_jobs for gap in find_gaps(lake.layout)] == [5]
-    assert len(jobs_of(spark, lake)) == 7
+    assert [gap.backfilled_jobs for gap in find_gaps(builder.lake)] == [5]
+    assert len(jobs_of(spark, builder)) == 7
 
 
 def test_an_outcome_in_an_old_snapshot_does_not_supersede_later_events(
-    spark: SparkSession, lake: LakeBuilder, queue: Queue, manual_worker: ManualWorker, source: Mapping[str, str]
+    spark: SparkSession, builder: LakeBuilder, queue: Queue, manual_worker: ManualWorker, source: Mapping[str, str]
 ) -> None:
     """Each job completed within the gap and was retried manually; only events have its later state."""
     start, later = now(), now() + timedelta(minutes=5)
@@ -134,19 +137,19 @@ def test_an_outcome_in_an_old_snapshot_does_not_supersede_later_events(
     add(queue, *ids)
     for _ in ids:
         manual_worker.complete()
-    snapshot(spark, lake.layout, source)
+    snapshot(spark, builder.lake, source)
     for job_id in ids:
         queue.remove(job_id)
-    lake.gaps([gap(start)])
+    builder.gaps([gap(start)])
     incarnations = {
         job_id: f"{int(start.timestamp() * 1000)}-{n}" for n, job_id in enumerate(ids) if "complete" in job_id
     }
-    lake.events(
+    builder.events(
         [{"event_id": incarnation, "event": "added", "job_id": job_id} for job_id, incarnation in incarnations.items()]
     )
     states = {job_id: job_id.partition(" ")[0] for job_id in ids}
     ends = {"failed": later, "removed": None, "waiting": None}
-    lake.jobs(
+    builder.jobs(
         {
             "job_id": job_id,
             "incarnation": incarnations.get(job_id),
@@ -156,13 +159,13 @@ def test_an_outcome_in_an_old_snapshot_does_not_supersede_later_events(
         }
         for job_id, state in states.items()
     )
-    result = backfill(spark, lake.layout, source, since=now() - HOUR, until=now() + HOUR)
-    assert {row["job_id"]: row["state"] for row in jobs_of(spark, lake)} == states
+    result = backfill(spark, builder.lake, source, since=now() - HOUR, until=now() + HOUR)
+    assert {row["job_id"]: row["state"] for row in jobs_of(spark, builder)} == states
     assert result.jobs == 0
 
 
 def test_each_backfilled_job_is_counted_for_the_first_possible_gap(
-    spark: SparkSession, lake: LakeBuilder, queue: Queue, manual_worker: ManualWorker, source: Mapping[str, str],
+    spark: SparkSession, builder: LakeBuilder, queue: Queue, manual_worker: ManualWorker, source: Mapping[str, str],
     redis_client: redis.Redis,
 ) -> None:  # fmt: skip
     """Two gaps begin at the same id, as in a recreated stream, but were detected at different times."""
@@ -174,36 +177,36 @@ def test_each_backfilled_job_is_counted_for_the_first_possible_gap(
     redis_client.zadd("bull:{mail}:completed", {"old": an_hour_ago})
     lost = {"last_id_before": "0-0", "lost": 40, "exact": True, "loss_reason": "trimmed"}
     for until in (now() - HOUR / 2, now()):
-        lake.gaps(
+        builder.gaps(
             [{**lost, "first_id_after": f"{int(until.timestamp())}-0", "first_at_after": until, "detected_at": until}]
         )
-    result = backfill(spark, lake.layout, source, since=now() - 2 * HOUR, until=now() + HOUR)
+    result = backfill(spark, builder.lake, source, since=now() - 2 * HOUR, until=now() + HOUR)
     assert (result.gaps, result.jobs, result.backfilled_gaps) == (2, 4, 2)
-    assert [gap.backfilled_jobs for gap in find_gaps(lake.layout)] == [1, 3]
-    rows = Pipeline(spark, lake.layout.root).gaps().orderBy("detected_at").collect()
+    assert [gap.backfilled_jobs for gap in find_gaps(builder.lake)] == [1, 3]
+    rows = Pipeline(spark, builder.root).gaps().orderBy("detected_at").collect()
     assert [row["backfilled_jobs"] for row in rows] == [1, 3]
 
 
 def test_a_backfill_without_gaps_writes_nothing(
-    spark: SparkSession, lake: LakeBuilder, source: Mapping[str, str]
+    spark: SparkSession, builder: LakeBuilder, source: Mapping[str, str]
 ) -> None:
-    lake.gaps([gap(now() - HOUR)])
-    result = backfill(spark, lake.layout, source, since=now() + HOUR, until=now() + 2 * HOUR)
+    builder.gaps([gap(now() - HOUR)])
+    result = backfill(spark, builder.lake, source, since=now() + HOUR, until=now() + 2 * HOUR)
     assert (result.gaps, result.jobs) == (0, 0)
-    assert not lake.layout.days(SNAPSHOTS)
+    assert builder.lake.open(SNAPSHOTS) is None
     with pytest.raises(ConfigError, match="must be later than since"):
-        backfill(spark, lake.layout, source, since=now(), until=now() - HOUR)
+        backfill(spark, builder.lake, source, since=now(), until=now() - HOUR)
 
 
 def test_a_snapshot_can_be_restricted_by_state_and_time(
-    spark: SparkSession, lake: LakeBuilder, queue: Queue, manual_worker: ManualWorker, source: Mapping[str, str]
+    spark: SparkSession, builder: LakeBuilder, queue: Queue, manual_worker: ManualWorker, source: Mapping[str, str]
 ) -> None:
     add(queue, "a", "b", "c")
     manual_worker.complete(7)
-    assert snapshot(spark, lake.layout, source, states=["waiting", "completed"]).rows == 3
-    assert snapshot(spark, lake.layout, source, since=now() + HOUR).rows == 0
-    result = snapshot(spark, lake.layout, source, since=now() - HOUR)
-    rows = read_table(spark, lake.layout, SNAPSHOTS).where(f"ingest_id = '{result.ingest_id}'").collect()
+    assert snapshot(spark, builder.lake, source, states=["waiting", "completed"]) == 3
+    assert snapshot(spark, builder.lake, source, since=now() + HOUR) == 0
+    assert snapshot(spark, builder.lake, source, since=now() - HOUR) == 1
+    rows = read_table(spark, builder.lake, SNAPSHOTS).orderBy(F.desc("snapshot_at")).limit(1).collect()
     assert [(row["id"], row["return_value"], row["state"], row["queue"]) for row in rows] == [
         ("a", "7", "completed", "mail")
     ]
@@ -214,7 +217,7 @@ Replay = Callable[..., ReplayResult]
 
 @pytest.fixture
 def failed(
-    spark: SparkSession, lake: LakeBuilder, queue: Queue, manual_worker: ManualWorker, source: Mapping[str, str]
+    spark: SparkSession, builder: LakeBuilder, queue: Queue, manual_worker: ManualWorker, source: Mapping[str, str]
 ) -> Replay:
     """Six failed jobs: three are in Redis, one in a snapshot, one is lost, and one was retried manually."""
     add(queue, "r1", "r2", priority=5, attempts=2, backoff={"type": "fixed", "delay": 1000})
@@ -222,7 +225,7 @@ def failed(
     ids = [manual_worker.fail(f"no {n}") for n in range(6)]
     assert sorted(ids) == sorted(["r1", "r2", "r3", "kept", "lost", "open"])
     finished, created = now(), now()
-    lake.jobs(
+    builder.jobs(
         [
             {"job_id": job_id, "incarnation": f"{n}-1", "name": "send", "state": "failed", "created_at": created,
              "finished_at": finished, "error_fingerprint": "no #", "failed_reason": f"no {n}"}
@@ -231,7 +234,7 @@ def failed(
         + [{"job_id": "fine", "incarnation": "9-1", "name": "send", "state": "completed", "finished_at": finished}]
     )  # fmt: skip
     queue.remove("lost")
-    snapshot(spark, lake.layout, source)
+    snapshot(spark, builder.lake, source)
     queue.remove("kept")
     job = queue.get_job("open")
     assert job is not None
@@ -240,7 +243,7 @@ def failed(
 
     def run(where: str = "state = 'failed'", **options: Any) -> ReplayResult:
         dry_run = options.pop("dry_run", False)
-        return replay(spark, lake.layout, source, ReplaySelection(where, **options), dry_run=dry_run)
+        return replay(spark, builder.lake, source, ReplaySelection(where, **options), dry_run=dry_run)
 
     return run
 

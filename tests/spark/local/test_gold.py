@@ -8,23 +8,15 @@ from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import pyarrow.dataset as ds
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from bulltask.errors import ConfigError
-from bulltask.lake.files import arrow_schema
 from bulltask.lake.log_histogram import merge_histograms, percentile
 from bulltask.lake.slo_config import Objective, SLOConfig
-from bulltask.lake.storage import Layout
-from bulltask.lake.tables import (
-    CAPACITY_MINUTE,
-    COST_DAY,
-    ERRORS_DAY,
-    SLO_DAY,
-    TASK_MINUTE,
-    Table,
-)
+from bulltask.lake.storage import Lake, days_of
+from bulltask.lake.tables import ATTEMPTS, CAPACITY_MINUTE, COST_DAY, ERRORS_DAY, SLO_DAY, TASK_MINUTE, Table
 from bulltask.spark.gold import _spans, build_gold, merge_minutes
 from bulltask.spark.lake_tables import read_table
 from tests.support.gold_oracle import History, Oracle, nearest_rank, random_history
@@ -100,29 +92,28 @@ def attempts_with(task: str, minute: datetime, values: list[int]) -> list[dict[s
     ]  # fmt: skip
 
 
-def write_lake(root: Path, history: History) -> LakeBuilder:
+def write_lake(root: Path, history: History) -> Lake:
     """Write a history to a lake, with other events and with superseded rows."""
-    lake, rng = LakeBuilder(root), random.Random(5)
+    builder, rng = LakeBuilder(root), random.Random(5)
     others = [{**row, "event": event, "name": None} for row in history.added for event in ("waiting", "active")]
-    lake.events([*({**row, "event": "added"} for row in history.added), *others])
+    builder.events([*({**row, "event": "added"} for row in history.added), *others])
     stale = [row for row in history.attempts if row["started_at"] and row["ended_at"] and rng.random() < 0.3]
     unfinished = {"ended_at": None, "run_ms": None, "outcome": "open"}
-    lake.attempts({**row, **unfinished, "as_of": row["started_at"] - timedelta(seconds=1)} for row in stale)
-    lake.attempts(history.attempts)
+    builder.attempts({**row, **unfinished, "as_of": row["started_at"] - timedelta(seconds=1)} for row in stale)
+    builder.attempts(history.attempts)
     earlier = {"state": "failed", "total_ms": 1}
-    lake.jobs(
+    builder.jobs(
         {**row, **earlier, "finished_at": row["created_at"], "as_of": row["created_at"]}
         for row in history.jobs
         if row["created_at"] and row["created_at"] < row["as_of"] and rng.random() < 0.3
     )
-    lake.jobs(history.jobs)
-    return lake.gaps(history.gaps)
+    builder.jobs(history.jobs)
+    return builder.gaps(history.gaps).lake
 
 
-def rows_of(layout: Layout, table: Table) -> list[dict[str, Any]]:
-    """Return a table's rows, as any Parquet reader returns them."""
-    dataset = ds.dataset(layout.table(table), schema=arrow_schema(table), partitioning="hive")
-    return [with_dicts(row) for row in dataset.to_table().to_pylist()]
+def rows_of(lake: Lake, table: Table) -> list[dict[str, Any]]:
+    """Return a table's rows, as any reader of Delta tables returns them."""
+    return [with_dicts(row) for row in DeltaTable(lake.location(table)).to_pyarrow_table().to_pylist()]
 
 
 def with_dicts(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,24 +168,24 @@ def expected_capacity(oracle: Oracle, expected_minutes: list[dict[str, Any]]) ->
 
 
 @pytest.fixture(scope="module")
-def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, history: History) -> Layout:
-    layout = write_lake(tmp_path_factory.mktemp("gold"), history).layout
-    build_gold(spark, layout, [DAYS[1], DAYS[0]], SLO_CONFIG)
-    return layout
+def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, history: History) -> Lake:
+    lake = write_lake(tmp_path_factory.mktemp("gold"), history)
+    build_gold(spark, lake, [DAYS[1], DAYS[0]], SLO_CONFIG)
+    return lake
 
 
-def test_task_minute_equals_the_oracles_rows(lake: Layout, expected_minutes: list[dict[str, Any]]) -> None:
+def test_task_minute_equals_the_oracles_rows(lake: Lake, expected_minutes: list[dict[str, Any]]) -> None:
     assert len(expected_minutes) > 1_000
     assert_same(rows_of(lake, TASK_MINUTE), expected_minutes, TASK_MINUTE)
 
 
-def test_capacity_minute_equals_the_oracles_rows(lake: Layout, expected_capacity: list[dict[str, Any]]) -> None:
+def test_capacity_minute_equals_the_oracles_rows(lake: Lake, expected_capacity: list[dict[str, Any]]) -> None:
     assert max(row["peak_slots"] for row in expected_capacity if row["queue"] == "mail") > 3
     assert_same(rows_of(lake, CAPACITY_MINUTE), expected_capacity, CAPACITY_MINUTE)
 
 
 @pytest.mark.parametrize("table", [ERRORS_DAY, SLO_DAY, COST_DAY], ids=lambda table: table.name)
-def test_daily_tables_equal_the_oracles_rows(lake: Layout, oracle: Oracle, table: Table) -> None:
+def test_daily_tables_equal_the_oracles_rows(lake: Lake, oracle: Oracle, table: Table) -> None:
     expected = getattr(oracle, table.name)()
     assert len(expected) >= 10
     assert_same(rows_of(lake, table), expected, table)
@@ -202,7 +193,7 @@ def test_daily_tables_equal_the_oracles_rows(lake: Layout, oracle: Oracle, table
 
 @pytest.mark.parametrize("percent", [50, 95, 99])
 def test_percentiles_are_accurate_to_one_percent(
-    lake: Layout, expected_capacity: list[dict[str, Any]], expected_minutes: list[dict[str, Any]], percent: int
+    lake: Lake, expected_capacity: list[dict[str, Any]], expected_minutes: list[dict[str, Any]], percent: int
 ) -> None:
     pairs = zip(in_order(rows_of(lake, TASK_MINUTE), TASK_MINUTE), in_order(expected_minutes, TASK_MINUTE), strict=True)
     seen = [(row[f"{metric}_p{percent}"], exact[f"{metric}s"]) for row, exact in pairs for metric in ("wait", "run")]
@@ -215,7 +206,7 @@ def test_percentiles_are_accurate_to_one_percent(
     assert any(len(values) > 5 for _, values in seen)
 
 
-def test_gold_sums_equal_the_totals_of_the_history(lake: Layout, history: History) -> None:
+def test_gold_sums_equal_the_totals_of_the_history(lake: Lake, history: History) -> None:
     minutes, days = rows_of(lake, TASK_MINUTE), {str(day) for day in DAYS}
 
     def sum_of(name: str) -> Any:
@@ -237,7 +228,7 @@ def test_gold_sums_equal_the_totals_of_the_history(lake: Layout, history: Histor
 
 @pytest.mark.parametrize(("unit", "by"), [("hour", ("queue", "name")), ("month", ())])
 def test_merged_minutes_equal_the_sums_of_their_hour_or_month(
-    spark: SparkSession, lake: Layout, expected_minutes: list[dict[str, Any]], unit: str, by: tuple[str, ...]
+    spark: SparkSession, lake: Lake, expected_minutes: list[dict[str, Any]], unit: str, by: tuple[str, ...]
 ) -> None:
     time_format = {"hour": "%Y-%m-%d %H:00", "month": "%Y-%m-01 00:00"}[unit]
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
@@ -256,7 +247,7 @@ def test_merged_minutes_equal_the_sums_of_their_hour_or_month(
         assert row["wait_p50"] == percentile(dict(row["wait_histogram_ms"]), 0.5)
 
 
-def test_only_minutes_and_days_within_a_gap_are_incomplete(lake: Layout) -> None:
+def test_only_minutes_and_days_within_a_gap_are_incomplete(lake: Lake) -> None:
     minutes = rows_of(lake, TASK_MINUTE)
     lost = {row["minute"]: row["events_lost"] for row in minutes if row["queue"] == "mail" and not row["complete"]}
     assert lost == {
@@ -273,7 +264,7 @@ def test_only_minutes_and_days_within_a_gap_are_incomplete(lake: Layout) -> None
 
 
 @pytest.mark.parametrize("task", SHAPES)
-def test_percentiles_are_close_to_exact_ones_for_every_distribution(lake: Layout, task: str) -> None:
+def test_percentiles_are_close_to_exact_ones_for_every_distribution(lake: Lake, task: str) -> None:
     rows = [row for row in rows_of(lake, TASK_MINUTE) if row["name"] == task and row["started"]]
     assert [row["started"] for row in rows] == [500, 500]
     for row in rows:
@@ -282,11 +273,11 @@ def test_percentiles_are_close_to_exact_ones_for_every_distribution(lake: Layout
             assert row[f"wait_p{percent}"] == pytest.approx(nearest_rank(exact, percent / 100), rel=tolerance)
 
 
-def contents(layout: Layout) -> dict[str, list[dict[str, Any]]]:
-    return {table.name: in_order(rows_of(layout, table), table) for table in GOLD}
+def contents(lake: Lake) -> dict[str, list[dict[str, Any]]]:
+    return {table.name: in_order(rows_of(lake, table), table) for table in GOLD}
 
 
-def test_a_rebuilt_day_is_the_same_in_another_time_zone(spark: SparkSession, lake: Layout) -> None:
+def test_a_rebuilt_day_is_the_same_in_another_time_zone(spark: SparkSession, lake: Lake) -> None:
     before = contents(lake)
     spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
     try:
@@ -295,27 +286,28 @@ def test_a_rebuilt_day_is_the_same_in_another_time_zone(spark: SparkSession, lak
     finally:
         spark.conf.set("spark.sql.session.timeZone", "UTC")
     assert contents(lake) == before
-    assert list(lake.internal("new").glob("*")) == []
+    for table in GOLD:
+        assert [file.partition for file in lake.create(table).files()] == [str(day) for day in DAYS]
 
 
 def test_rebuilding_an_empty_day_removes_only_that_days_rows(spark: SparkSession, tmp_path: Path) -> None:
-    lake = LakeBuilder(tmp_path)
-    lake.attempts(attempts_with("one", at("2026-11-20 23:59:59.900"), [5_000]), "a")
-    build_gold(
-        spark, lake.layout, DAYS, SLOConfig(objectives=[Objective("run", threshold=1, target=0.5)], price_per_hour=1)
-    )
-    days = {table.name: [row["dt"] for row in rows_of(lake.layout, table)] for table in GOLD}
+    builder = LakeBuilder(tmp_path)
+    lake = builder.lake
+    builder.attempts(attempts_with("one", at("2026-11-20 23:59:59.900"), [5_000]))
+    build_gold(spark, lake, DAYS, SLOConfig(objectives=[Objective("run", threshold=1, target=0.5)], price_per_hour=1))
+    days = {table.name: [row["dt"] for row in rows_of(lake, table)] for table in GOLD}
     both = ["2026-11-20", "2026-11-21"]
     assert {name: sorted(values) for name, values in days.items()} == {
         "task_minute": both, "capacity_minute": both, "errors_day": [], "slo_day": both[1:], "cost_day": both,
     }  # fmt: skip
-    assert {row["dt"]: row["busy_s"] for row in rows_of(lake.layout, COST_DAY)} == {both[0]: 0.1, both[1]: 4.9}
-    lake.layout.remove("a")
-    build_gold(spark, lake.layout, DAYS[:1])
-    assert {row["dt"] for table in GOLD for row in rows_of(lake.layout, table)} == {"2026-11-21"}
-    assert [lake.layout.days(table) for table in GOLD] == [list(DAYS)] * len(GOLD)
-    assert len(read_table(spark, lake.layout, TASK_MINUTE).collect()) == 1
-    assert read_table(spark, lake.layout, ERRORS_DAY).collect() == []
+    assert {row["dt"]: row["busy_s"] for row in rows_of(lake, COST_DAY)} == {both[0]: 0.1, both[1]: 4.9}
+    attempts = lake.create(ATTEMPTS)
+    lake.commit(ATTEMPTS, [], replaced=attempts.files(), since=attempts)
+    build_gold(spark, lake, DAYS[:1])
+    assert {row["dt"] for table in GOLD for row in rows_of(lake, table)} == {"2026-11-21"}
+    assert [days_of(lake.open(table)) for table in (TASK_MINUTE, ERRORS_DAY)] == [[DAYS[1]], []]
+    assert len(read_table(spark, lake, TASK_MINUTE).collect()) == 1
+    assert read_table(spark, lake, ERRORS_DAY).collect() == []
 
 
 def test_consecutive_days_are_built_together() -> None:

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from bulltask.lake.files import arrow_schema, latest_rows
-from bulltask.lake.storage import Layout
+from bulltask.lake.reader import latest_rows
+from bulltask.lake.storage import Lake, arrow_schema
 from bulltask.lake.tables import ATTEMPTS, JOBS, Table
 from bulltask.spark.gold import DaySpan, read_inputs
 from tests.support.lake import LakeBuilder, at
@@ -59,22 +59,22 @@ JOBS_OF = {
 
 
 @pytest.fixture(scope="module")
-def layout(tmp_path_factory: pytest.TempPathFactory) -> Layout:
-    lake = LakeBuilder(tmp_path_factory.mktemp("lake"))
-    lake.attempts([row for rows in ATTEMPTS_OF.values() for row in rows])
-    lake.jobs([row for rows in JOBS_OF.values() for row in rows])
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    builder = LakeBuilder(tmp_path_factory.mktemp("lake"))
+    builder.attempts([row for rows in ATTEMPTS_OF.values() for row in rows])
+    builder.jobs([row for rows in JOBS_OF.values() for row in rows])
     gap = {
         "last_id_before": "1-0",
         "last_at_before": THEN - timedelta(hours=1),
         "first_at_after": THEN + timedelta(hours=1),
     }
-    return lake.gaps([{**gap, "detected_at": THEN + timedelta(hours=2), "lost": 9}]).layout
+    return builder.gaps([{**gap, "detected_at": THEN + timedelta(hours=2), "lost": 9}]).lake
 
 
 def latest_of(table: Table, rows: Rows) -> Rows:
     """Return the row that supersedes the others, as a reader of the whole table does."""
     full_rows = [{"queue": "mail", "attempt": 1, **row} for row in rows]
-    schema = pa.schema([field for field in arrow_schema(table) if field.name not in {"dt", "ingest_id"}])
+    schema = pa.schema([field for field in arrow_schema(table) if field.name != "dt"])
     latest: Rows = latest_rows(pa.Table.from_pylist(full_rows, schema), table).to_pylist()
     return latest
 
@@ -90,9 +90,9 @@ def counted_events(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module", params=[SEPARATE, TOGETHER], ids=["separate", "together"])
-def inputs(request: pytest.FixtureRequest, spark: SparkSession, layout: Layout) -> list[tuple[DaySpan, Rows, Rows]]:
+def inputs(request: pytest.FixtureRequest, spark: SparkSession, lake: Lake) -> list[tuple[DaySpan, Rows, Rows]]:
     """The attempts and jobs that are read to build some days, separately or together."""
-    read = [(span, read_inputs(spark, layout, span)) for span in request.param]
+    read = [(span, read_inputs(spark, lake, span)) for span in request.param]
     return [(span, tables.attempts.toArrow().to_pylist(), tables.jobs.toArrow().to_pylist()) for span, tables in read]
 
 

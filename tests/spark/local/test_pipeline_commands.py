@@ -19,8 +19,10 @@ from pyspark.sql import SparkSession
 from bulltask.cli.main import main
 from bulltask.cli.pipeline import queues
 from bulltask.embedded.server import pick_port
-from bulltask.lake.storage import Layout, Ledger
-from bulltask.lake.tables import TASK_MINUTE
+from bulltask.lake.ledger import last_record
+from bulltask.lake.reader import TableReader
+from bulltask.lake.storage import Lake
+from bulltask.lake.tables import EVENTS, SNAPSHOTS, TASK_MINUTE
 from bulltask.queue import Queue
 from bulltask.testing.worker import wait_until
 from bulltask.transport.broker import Broker
@@ -105,11 +107,11 @@ def test_a_stopped_run_ends_after_its_batch_and_the_next_run_continues(
     redis_client.hset("bull:{mail}:meta", "opts.maxLenEvents", 10_000)
     for _ in range(10):
         redis_client.xadd(events, {"event": "paused"})
-    ledger, port, scraped = Ledger(Layout(root)), pick_port(), list[str]()
+    lake, port, scraped = Lake(root), pick_port(), list[str]()
 
     def scrape_and_stop() -> None:
         try:
-            wait_until(lambda: ledger.head() is not None, 120, "the first batch")
+            wait_until(lambda: last_record(lake) is not None, 120, "the first batch")
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=50) as reply:
                 scraped.append(reply.read().decode())
         finally:
@@ -178,10 +180,11 @@ def test_skipped_queues_do_not_block_other_queues(run: Run, tmp_path: Path, redi
     redis_client.hset("bull:{mail}:1", mapping={"name": "send", "timestamp": "1760000000000"})
     redis_client.zadd("bull:{mail}:completed", {"1": 1760000000000})
     assert "1 job written to bronze.jobs" in output_of(run("snapshot", "--lake", str(root), *CONF))
-    head = Ledger(Layout(root)).head()
+    head = last_record(Lake(root))
     assert head is not None
     assert (head.queues["mail"].events, list(head.last_ids), head.lost) == (20, ["mail"], {})
-    assert {path.name for path in (root / "bronze").glob("*/*/*")} == {"queue=mail"}
+    reader = TableReader(Lake(root))
+    assert {name for table in (EVENTS, SNAPSHOTS) for name in reader.queues(table)} == {"mail"}
 
 
 def test_snapshot_replay_and_backfill_print_summaries(
@@ -214,7 +217,7 @@ def test_days_are_rebuilt_unless_their_events_have_expired(run: Run, tmp_path: P
     )  # fmt: skip
     args = ("--lake", str(tmp_path), "--days", "2026-11-19..2026-11-20", *CONF)
     assert "built gold for 2 days, 2026-11-19 to 2026-11-20" in output_of(run("build", "gold", *args))
-    assert date(2026, 11, 20) in lake.layout.days(TASK_MINUTE)
+    assert date(2026, 11, 20) in TableReader(lake.lake).days(TASK_MINUTE)
     assert "events that it is derived from have expired" in output_of(run("build", "silver", *args), 1)
 
 

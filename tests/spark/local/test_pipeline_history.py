@@ -10,6 +10,9 @@ import redis
 from pyspark.sql import SparkSession
 
 from bulltask.errors import LakeError
+from bulltask.lake.maintenance import maintain
+from bulltask.lake.reader import TableReader
+from bulltask.lake.storage import batch_prefix
 from bulltask.lake.tables import EVENTS, JOBS
 from bulltask.queue import Queue
 from bulltask.spark import Pipeline
@@ -33,7 +36,7 @@ def feed(pipeline: Pipeline) -> None:
 
 
 def jobs_in_lake(pipeline: Pipeline) -> list[tuple[str, str, str]]:
-    rows = latest(read_table(pipeline.spark, pipeline.layout, JOBS), JOBS).collect()
+    rows = latest(read_table(pipeline.spark, pipeline.lake, JOBS), JOBS).collect()
     return sorted((row["job_id"], row["state"], row["source"]) for row in rows)
 
 
@@ -77,15 +80,16 @@ def test_backfill_and_pipeline_write_each_finished_job_once(
         for job_id in redis_client.zrange(f"bull:{{mail}}:{state}", 0, -1)
     }
     assert {job_id for job_id, _, _ in finished} == in_redis
-    batches = read_table(pipeline.spark, pipeline.layout, JOBS).where("job_id IN ('a1', 'late')").select("ingest_id")
-    for row in batches.collect():
-        pipeline.layout.remove(row["ingest_id"], [JOBS])
+    damaged = pipeline.lake.open(JOBS)
+    assert damaged is not None
+    first = [file for file in damaged.files() if f"/{batch_prefix(1)}-" in file.path]
+    pipeline.lake.commit(JOBS, [], replaced=first, since=damaged)
     assert len(jobs_in_lake(pipeline)) < len(finished)
-    days = pipeline.layout.days(EVENTS)
-    build_silver(pipeline.spark, pipeline.layout, days, open_job_timeout=DAY)
+    days = TableReader(pipeline.lake).days(EVENTS)
+    build_silver(pipeline.spark, pipeline.lake, days, open_job_timeout=DAY)
     assert jobs_in_lake(pipeline) == finished
-    report = pipeline.compact("silver.jobs", before=(now + 2 * DAY).date())
-    assert (report.files_after <= 1, jobs_in_lake(pipeline)) == (True, finished)
+    merged = {result.table: result for result in maintain(pipeline.lake, today=(now + 2 * DAY).date())}
+    assert (merged["silver.jobs"].files_after, jobs_in_lake(pipeline)) == (merged["silver.jobs"].merged_days, finished)
     [gap] = pipeline.gaps().collect()
     assert (gap["queue"], gap["loss_reason"], gap["backfilled_jobs"]) == ("mail", "trimmed", 3)
     status = pipeline.status()
@@ -100,5 +104,5 @@ def test_silver_is_not_rebuilt_for_a_day_with_expired_events(spark: SparkSession
     lake.events([{"event_id": f"{int(at('2026-11-20 10:00').timestamp() * 1000)}-0", "event": "added", "job_id": "1"}])
     lake.jobs([{"job_id": "1", "state": "completed", "finished_at": at("2026-11-18 10:00")}])
     with pytest.raises(LakeError, match=r"2026-11-20 cannot be rebuilt.*begins with 2026-11-20"):
-        build_silver(spark, lake.layout, [date(2026, 11, 20)], open_job_timeout=DAY)
-    assert lake.layout.days(JOBS) == [date(2026, 11, 18)]
+        build_silver(spark, lake.lake, [date(2026, 11, 20)], open_job_timeout=DAY)
+    assert TableReader(lake.lake).days(JOBS) == [date(2026, 11, 18)]

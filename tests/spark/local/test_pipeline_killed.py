@@ -19,14 +19,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import pyarrow.dataset as ds
 import pytest
 import redis
 from pyspark.sql import SparkSession
 
-from bulltask.lake.files import arrow_schema, partition_schema
+from bulltask.lake.ledger import BatchRecord, last_record
+from bulltask.lake.reader import TableReader
 from bulltask.lake.slo_config import Objective, SLOConfig
-from bulltask.lake.storage import Layout, Ledger, finish_intents
+from bulltask.lake.storage import Lake
 from bulltask.lake.tables import (
     ATTEMPTS,
     CAPACITY_MINUTE,
@@ -47,7 +47,8 @@ from tests.support.attached_driver import gateway_variables, release
 from tests.support.event_writing import write_events
 from tests.support.job_histories import histories
 from tests.support.lifecycle_oracle import LifecycleEvent
-from tests.support.pipeline_kills import STEPS, interrupted_step, is_running
+from tests.support.object_store import BUCKET, object_store
+from tests.support.pipeline_kills import STEPS, interrupted_step, is_running, last_batch_of, planned_batch_of
 from tests.support.processes import SESSION_VARIABLE
 from tests.support.programs import Program, run_program
 
@@ -69,6 +70,7 @@ from datetime import date
 from bulltask.lake.slo_config import SLOConfig
 from bulltask.spark import Pipeline, session
 from tests.support.attached_driver import attach
+from tests.support.object_store import BUCKET, object_store
 from tests.support.pipeline_kills import kill_before
 
 if "PYSPARK_GATEWAY_PORT" in os.environ:
@@ -97,11 +99,10 @@ class KillPoint:
     """A moment at which a driver is killed.
 
     Attributes:
-        pattern: A file operation of the driver, before which `kill_before` kills it. Without a pattern, the other
-            attributes define the moment.
+        pattern: An operation of the driver on the lake, before which `kill_before` kills it. Without a pattern, the
+            other attributes define the moment.
         first, last: The range from which the number of the operation is drawn.
-        staged: Wait for a directory with this name in the staging area; "" waits for the start of a batch.
-        batches: Wait until this number of further batches have finished.
+        batches: Wait until this number of further batches have finished; 0 waits until one is planned.
         seconds: The maximum random delay after that.
         step: The step of a batch to which the operation belongs.
     """
@@ -109,23 +110,20 @@ class KillPoint:
     pattern: str = ""
     first: int = 1
     last: int = 1
-    staged: str = ""
     batches: int = 0
     seconds: float = 0.0
     step: str = ""
 
 
 KILL_POINTS = [
-    KillPoint(staged="read", seconds=0.3),  # Redis is being read
-    KillPoint(r"os\.rename \S+/read/", 1, 2, step="bronze"),
-    KillPoint(staged=EVENTS.full_name, seconds=0.5),
-    KillPoint(r"os\.rename .*(/ingest_id=|_pipeline/open_jobs/)", 1, 10, step="publish"),
-    KillPoint(r"os\.rename .*(/ingest_id=|_pipeline/open_jobs/)", 2, 3, step="publish"),
-    KillPoint(r"os\.rename \S+ \S+_pipeline/(batches/|head\.json)", 2, 2, step="ledger"),
-    KillPoint(r"os\.remove \S+publishing\.json", step="ledger"),
-    KillPoint(
-        r"shutil\.rmtree \S+_pipeline/staging", 2, 2, step="commit"
-    ),  # the first removal is at the start of the batch
+    KillPoint(seconds=0.3),  # Redis is being read
+    KillPoint("begin commit bronze.events", 1, 2, step="read"),
+    KillPoint("end commit bronze.events", 1, 2, step="fold"),
+    KillPoint(r"(begin|end) write silver\.\w+", 1, 8, step="fold"),
+    KillPoint("begin commit silver.attempts", 1, 2, step="fold"),
+    KillPoint("end commit silver.attempts", 1, 2, step="silver"),
+    KillPoint("begin commit _pipeline.open_jobs", 1, 2, step="silver"),
+    KillPoint("end commit _pipeline.open_jobs", 1, 2, step="commit"),
     KillPoint(batches=1, seconds=0.2),
     KillPoint(seconds=3),
 ]
@@ -148,7 +146,8 @@ def read_output(driver: Program) -> str:
 def run_and_kill(
     point: KillPoint,
     rng: random.Random,
-    layout: Layout,
+    lake: Lake,
+    checkpoint: Path,
     program: str,
     *arguments: str,
     attached_to: SparkSession | None = None,
@@ -157,22 +156,17 @@ def run_and_kill(
 
     It has its own JVM, which dies with it or a little later, unless it is attached to a session's JVM.
     """
-    head = Ledger(layout).head()
-    before = 0 if head is None else head.number
-    leftover = set(layout.internal("staging").glob("*"))  # from drivers that were killed earlier
+    before = number_of(lake)
 
     def is_reached() -> bool:
-        current = Ledger(layout).head()
-        staged = (directory for directory in layout.internal("staging").glob("*") if directory not in leftover)
-        has_staged = any((directory / point.staged).exists() for directory in staged)
-        return (0 if current is None else current.number) >= before + point.batches and (
-            point.batches > 0 or has_staged
-        )
+        if point.batches:
+            return number_of(lake) >= before + point.batches
+        return planned_batch_of(checkpoint) > last_batch_of(checkpoint / "commits")
 
     when = [point.pattern, rng.randint(point.first, point.last)] if point.pattern else None
-    conf = json.dumps(settings(layout.root.parent))
+    conf = json.dumps(settings(checkpoint.parent))
     variables = {} if attached_to is None else gateway_variables(attached_to)
-    with run_program(program, str(layout.root), conf, json.dumps(when), *arguments, **variables) as driver:
+    with run_program(program, lake.root, conf, json.dumps(when), *arguments, **variables) as driver:
         jvms = json.loads(read_output(driver))
         if point.pattern:
             assert driver.process.wait(300) == -signal.SIGKILL, f"the driver did not reach {point}"
@@ -188,33 +182,33 @@ def run_and_kill(
         release(attached_to)
 
 
+def number_of(lake: Lake) -> int:
+    """Return the number of the last batch."""
+    return (last_record(lake) or BatchRecord()).number
+
+
 def kill_points(rng: random.Random) -> Iterator[KillPoint]:
     """Yield all kill points in random order, repeatedly."""
     while True:
         yield from rng.sample(KILL_POINTS, len(KILL_POINTS))
 
 
-def arrow_ids(layout: Layout) -> Counter[tuple[str, str]]:
-    partitioning = ds.partitioning(partition_schema(EVENTS), flavor="hive")
-    table = ds.dataset(layout.table(EVENTS), format="parquet", partitioning=partitioning).to_table(
-        ["queue", "event_id"]
-    )
-    return Counter(zip(table["queue"].to_pylist(), table["event_id"].to_pylist(), strict=True))
+def arrow_ids(lake: Lake) -> Counter[tuple[str, str]]:
+    rows = TableReader(lake).rows(EVENTS, columns=["queue", "event_id"])
+    return Counter((row["queue"], row["event_id"]) for row in rows)
 
 
-def rows(spark: SparkSession, layout: Layout, table: Table) -> set[tuple[object, ...]]:
-    """Return the latest row of each key, without its batch's id."""
-    current = latest(read_table(spark, layout, table), table).drop("ingest_id").toArrow()
+def rows(spark: SparkSession, lake: Lake, table: Table) -> set[tuple[object, ...]]:
+    """Return the latest row of each key."""
+    current = latest(read_table(spark, lake, table), table).toArrow()
     return set(zip(*(column.to_pylist() for column in current.columns), strict=True))
 
 
-def gold_days(layout: Layout) -> dict[tuple[str, str], list[str]]:
+def gold_days(lake: Lake) -> dict[tuple[str, str], list[str]]:
     """Read the rows of each gold table and day with Arrow, and sort them."""
     days: dict[tuple[str, str], list[str]] = {}
     for table in GOLD:
-        for row in (
-            ds.dataset(layout.table(table), arrow_schema(table), "parquet", partitioning="hive").to_table().to_pylist()
-        ):
+        for row in TableReader(lake).rows(table):
             days.setdefault((table.name, row["dt"]), []).append(repr(row))
     return {key: sorted(rows) for key, rows in days.items()}
 
@@ -226,59 +220,70 @@ def history(seed: int, jobs: int) -> list[LifecycleEvent]:
     return [replace(event, event_ms=event.event_ms + MIDNIGHT_MS - middle_ms) for event in events]
 
 
-def run_pipeline(spark: SparkSession, root: Path, url: str) -> None:
+def run_pipeline(spark: SparkSession, lake: Lake, url: str, options: PipelineOptions = OPTIONS) -> None:
     """Write all of bronze and silver.
 
     Use the batch limits of `OPTIONS`: a job that times out in one batch and continues in a later one has two rows.
     """
-    options: PipelineOptions = {**OPTIONS, "url": url}
-    Pipeline(spark, root, **options).run(available_now=True).awaitTermination()
+    all_options: PipelineOptions = {**options, "url": url}
+    Pipeline(spark, lake, **all_options).run(available_now=True).awaitTermination()
 
 
-def write_undisturbed(spark: SparkSession, root: Path, url: str, slo_config: SLOConfig) -> Layout:
+def write_undisturbed(spark: SparkSession, root: Path, url: str, slo_config: SLOConfig) -> Lake:
     """Write bronze, silver and gold without interruption."""
-    run_pipeline(spark, root, url)
-    return build_gold(spark, Layout(root), slo_config)
+    run_pipeline(spark, Lake(root), url)
+    return build_gold(spark, Lake(root), slo_config)
 
 
-def build_gold(spark: SparkSession, layout: Layout, slo_config: SLOConfig) -> Layout:
-    Pipeline(spark, layout.root).build("gold", days=layout.days(EVENTS), slo_config=slo_config)
-    return layout
+def build_gold(spark: SparkSession, lake: Lake, slo_config: SLOConfig) -> Lake:
+    Pipeline(spark, lake).build("gold", days=TableReader(lake).days(EVENTS), slo_config=slo_config)
+    return lake
 
 
+@pytest.fixture(params=["directory", "s3"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Lake, PipelineOptions]]:
+    """A lake, and the options of a pipeline that writes to it."""
+    if request.param == "directory":
+        yield Lake(tmp_path / "lake"), OPTIONS
+        return
+    with object_store() as settings_of_store:
+        options: PipelineOptions = {**OPTIONS, "storage_options": settings_of_store}
+        yield Lake(f"s3://{BUCKET}/lake", settings_of_store), {**options, "checkpoint": str(tmp_path / "checkpoint")}
+
+
+@pytest.mark.usefixtures("without_session_variable")
 def test_a_killed_driver_leaves_the_same_tables_as_an_uninterrupted_one(
     spark: SparkSession,
     broker_url: str,
     redis_client: redis.Redis,
     tmp_path: Path,
-    without_session_variable: None,
     rng: random.Random,
+    storage: tuple[Lake, PipelineOptions],
 ) -> None:
     events = history(rng.randrange(10**6), 24 + 8 * KILLS)
     write_events(redis_client, events)
-    layout, kills = Layout(tmp_path / "lake"), Counter[str]()
-    arguments = (broker_url, json.dumps(OPTIONS))
+    (lake, options), kills = storage, Counter[str]()
+    checkpoint = Pipeline(spark, lake, **options).checkpoint
+    arguments = (broker_url, json.dumps(options))
     for number, point in zip(range(KILLS), kill_points(rng), strict=False):
-        run_and_kill(point, rng, layout, STREAM, *arguments, attached_to=spark if number else None)
-        observed, files = interrupted_step(layout)
-        # Leftovers of an earlier kill in the same batch may look like another step.
-        step = point.step or observed
-        log.warning("kill %d of %d: %s; its lake: %s", number + 1, KILLS, step, files)
+        run_and_kill(point, rng, lake, checkpoint, STREAM, *arguments, attached_to=spark if number else None)
+        step, found = interrupted_step(lake, checkpoint)
+        assert point.step in {"", step}, found
+        log.warning("kill %d of %d: %s; its lake: %s", number + 1, KILLS, step, found)
         kills[step] += 1
     log.warning("kills by step: %s", ", ".join(f"{step} {kills[step]}" for step in STEPS))
-    run_pipeline(spark, layout.root, broker_url)
+    run_pipeline(spark, lake, broker_url, options)
     undisturbed = write_undisturbed(spark, tmp_path / "undisturbed", broker_url, TERMS)
     expected = Counter((event.queue, event.event_id) for event in events)
-    assert arrow_ids(layout) == expected
-    by_spark = read_table(spark, layout, EVENTS).select("queue", "event_id").collect()
+    assert arrow_ids(lake) == expected
+    by_spark = read_table(spark, lake, EVENTS).select("queue", "event_id").collect()
     assert Counter((row.queue, row.event_id) for row in by_spark) == expected
     for table in (ATTEMPTS, JOBS):
-        assert rows(spark, layout, table) == rows(spark, undisturbed, table)
-    gold = gold_days(build_gold(spark, layout, TERMS))
+        assert rows(spark, lake, table) == rows(spark, undisturbed, table)
+    gold = gold_days(build_gold(spark, lake, TERMS))
     assert gold == gold_days(undisturbed)
     assert {name for name, _ in gold} == {table.name for table in GOLD}
     log.warning("equal: %d events, rows of gold %s", len(events), {key: len(rows) for key, rows in gold.items()})
-    assert not layout.internal("publishing.json").exists()
 
 
 def test_a_killed_gold_build_leaves_old_or_new_rows_for_each_day(
@@ -290,19 +295,18 @@ def test_a_killed_gold_build_leaves_old_or_new_rows_for_each_day(
     rng: random.Random,
 ) -> None:
     write_events(redis_client, history(rng.randrange(10**6), 40))
-    layout = write_undisturbed(spark, tmp_path / "lake", broker_url, SLOConfig())
-    old, slo_config = gold_days(layout), SLOConfig(price_per_hour=PRICES)
-    arguments = (json.dumps(PRICES), *(day.isoformat() for day in layout.days(EVENTS)))
-    shutil.copytree(layout.root, tmp_path / "undisturbed")
-    new = gold_days(build_gold(spark, Layout(tmp_path / "undisturbed"), slo_config))
+    lake = write_undisturbed(spark, tmp_path / "lake", broker_url, SLOConfig())
+    old, slo_config = gold_days(lake), SLOConfig(price_per_hour=PRICES)
+    arguments = (json.dumps(PRICES), *(day.isoformat() for day in TableReader(lake).days(EVENTS)))
+    shutil.copytree(lake.root, tmp_path / "undisturbed")
+    new = gold_days(build_gold(spark, Lake(tmp_path / "undisturbed"), slo_config))
     assert old != new
     for number in range(max(1, KILLS // 3)):
-        # Each day of each table is moved away and replaced: five tables, two days, at least twenty moves.
-        point = KillPoint(r"(os\.rename|os\.remove|rmtree) \S*(gold/|intents/|trash/)", 1, 20)
-        run_and_kill(point, rng, layout, BUILD, *arguments, attached_to=spark)
-        moves, days = finish_intents(layout), gold_days(layout)
-        log.warning("kill %d of a build: %d moves were unfinished", number + 1, moves)
+        # Each of the five tables is one commit.
+        point = KillPoint(r"(begin|end) commit gold\.\w+", 1, 10)
+        run_and_kill(point, rng, lake, tmp_path / "checkpoint", BUILD, *arguments, attached_to=spark)
+        days = gold_days(lake)
+        log.warning("kill %d of a build", number + 1)
         assert days.keys() == old.keys()
         assert all(rows in (old[key], new[key]) for key, rows in days.items())
-        assert not any(any(layout.internal(directory).glob("*")) for directory in ("new", "trash"))
-    assert gold_days(build_gold(spark, layout, slo_config)) == new
+    assert gold_days(build_gold(spark, lake, slo_config)) == new

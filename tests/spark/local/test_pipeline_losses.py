@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pyarrow.dataset as ds
 import pytest
 import redis
 from click.testing import CliRunner
-from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from bulltask.cli.main import main
-from bulltask.lake.storage import Layout
+from bulltask.lake.reader import TableReader
+from bulltask.lake.storage import Lake
 from bulltask.lake.tables import EVENTS
-from bulltask.spark import Pipeline
+from bulltask.spark import Pipeline, batches
 from bulltask.spark.batches import BatchWriter
+from bulltask.spark.bronze import ReadPart, merge_parts
 from tests.support.event_writing import fill
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(300)]
@@ -54,11 +55,11 @@ def damage(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Callab
     return lambda: monkeypatch.setattr(BatchWriter, "__call__", damage_and_write)
 
 
-def count_rows(layout: Layout, queue: str) -> int:
-    if not layout.table(EVENTS).is_dir():
+def count_rows(lake: Lake, queue: str) -> int:
+    if lake.open(EVENTS) is None:
         return 0
-    events = ds.dataset(layout.table(EVENTS), format="parquet", partitioning="hive", ignore_prefixes=["_", "."])
-    return int(events.count_rows(filter=ds.field("queue") == queue))
+    reader = TableReader(lake)
+    return reader.count(EVENTS, reader.days(EVENTS), queue)
 
 
 def test_rows_and_gaps_account_for_all_added_events(
@@ -80,47 +81,43 @@ def test_rows_and_gaps_account_for_all_added_events(
         "trimmed": ("trimmed", 11, True),
     }
     added = {**dict.fromkeys(QUEUES, 20), "recreated": 23}
-    assert {queue: count_rows(pipeline.layout, queue) + gaps[queue]["lost"] for queue in QUEUES} == added
+    assert {queue: count_rows(pipeline.lake, queue) + gaps[queue]["lost"] for queue in QUEUES} == added
     assert {queue: gap["last_id_before"] for queue, gap in gaps.items()} == {queue: ids[queue][4] for queue in QUEUES}
     assert [gaps[queue]["first_id_after"] for queue in ("late", "trimmed")] == [ids["late"][16], ids["trimmed"][16]]
 
 
 @contextmanager
-def hide_files(queue: str) -> Iterator[None]:
-    """Hide the files of a queue from the driver, as if an executor had another directory of the same name."""
-    write = DataFrameWriter.parquet
+def hide_file(lake: Lake) -> Iterator[None]:
+    """Hide a file of a task from the driver, as if an executor had another directory of the same name."""
 
-    def write_and_delete(self: DataFrameWriter, path: str) -> None:
-        write(self, path)
-        for file in Path(path).glob(f"*/*/queue={queue}/*.parquet"):
-            file.unlink()
+    def merge_and_hide(parts: Iterable[ReadPart]) -> ReadPart:
+        read = merge_parts(parts)
+        Path(lake.location(EVENTS), read.files[-1].path).unlink()
+        return read
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DataFrameWriter, "parquet", write_and_delete)
+        patch.setattr(batches, "merge_parts", merge_and_hide)
         yield
 
 
-def test_a_batch_with_missing_files_fails_and_the_next_run_writes_it(
+def test_a_batch_with_a_missing_file_fails_and_the_next_run_writes_it(
     spark: SparkSession, broker_url: str, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     root = tmp_path / "lake"
     conf = ("--conf", "spark.sql.shuffle.partitions=2")  # as in the shared session
     run = ("-b", broker_url, "pipeline", "run", "--once", "--lake", str(root), *conf)
-    layout, added = Layout(root), {"late": 0, "mail": 0}
-    for hidden, missing in (("*", "late"), ("mail", "mail")):  # all files of the first batch, then some of a later one
+    lake, added = Lake(root), {"late": 0, "mail": 0}
+    for _ in range(2):  # the first batch, and a later one
         for queue in added:
             added[queue] += len(fill(redis_client, 20, queue))
-        with hide_files(hidden):
+        with hide_file(lake):
             failed = CliRunner().invoke(main, run)
         assert failed.exit_code == 1, failed.output
         message = failed.output.splitlines()[-1]
-        assert message.startswith("Error: [BULLTASK_BATCH_INCOMPLETE]"), failed.output
-        assert (
-            f"should contain 20 events from queue {missing!r}, but its files contain 0 and record 0 as lost" in message
-        )
+        assert message.startswith("Error: [BULLTASK_LAKE_NOT_SHARED]"), failed.output
         assert f"{root} must be the same directory for the driver and for all executors" in message
         before = {queue: added[queue] - 20 for queue in added}
-        assert {queue: count_rows(layout, queue) for queue in added} == before, "part of the batch was published"
+        assert {queue: count_rows(lake, queue) for queue in added} == before, "part of the batch was committed"
 
         assert CliRunner().invoke(main, run).exit_code == 0
-        assert {queue: count_rows(layout, queue) for queue in added} == added
+        assert {queue: count_rows(lake, queue) for queue in added} == added

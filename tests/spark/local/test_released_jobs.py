@@ -66,7 +66,7 @@ def run_jobs(harness: WorkerHarness) -> dict[str, dict[str, str]]:
 def rows_of(pipeline: Pipeline, table: Table) -> dict[str, list[dict[str, Any]]]:
     """Return the latest rows of a silver table, by job."""
     rows: dict[str, list[dict[str, Any]]] = {}
-    for row in latest(read_table(pipeline.spark, pipeline.layout, table), table).collect():
+    for row in latest(read_table(pipeline.spark, pipeline.lake, table), table).collect():
         rows.setdefault(row["job_id"], []).append(row.asDict())
     return rows
 
@@ -99,8 +99,8 @@ def test_attempts_in_the_lake_are_those_of_redis_although_workers_release_jobs(
     assert names >= {"sync", "limited"}, "the worker has released nothing"
     harness.report(jobs=len(jobs), attempts=started, released=released)
 
-    build_gold(spark, pipeline.layout, sorted({first_day, datetime.now(UTC).date()}))
-    minutes = read_table(spark, pipeline.layout, TASK_MINUTE).collect()
+    build_gold(spark, pipeline.lake, sorted({first_day, datetime.now(UTC).date()}))
+    minutes = read_table(spark, pipeline.lake, TASK_MINUTE).collect()
     totals = {name: sum(row[name] for row in minutes) for name in ("started", "completed", "requeued", "released")}
     retried = sum(name == "flaky" for name in NAMES)
     assert totals == {"started": started, "completed": len(jobs), "requeued": retried, "released": released}

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.lake.files import arrow_schema
+from bulltask.lake.storage import arrow_schema
 from bulltask.lake.tables import ATTEMPTS, JOBS
 from bulltask.spark.lifecycle import STATE_AFTER
 from tests.support.job_histories import REASONS, far_future_histories, histories, random_events, remove_ranges
@@ -106,6 +106,6 @@ def test_no_rows_are_derived_from_gap_rows_and_events_without_a_job() -> None:
 def test_derived_rows_have_the_schemas_of_the_lakes_tables() -> None:
     table = events_table(histories(1, 3))
     for rows, table_name in ((attempts(table), ATTEMPTS), (jobs(table), JOBS)):
-        expected = [field for field in arrow_schema(table_name) if field.name not in {"dt", "ingest_id"}]
+        expected = [field for field in arrow_schema(table_name) if field.name != "dt"]
         assert list(rows.schema) == expected
         assert list(rows.slice(0, 0).schema) == expected

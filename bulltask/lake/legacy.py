@@ -1,0 +1,263 @@
+"""Convert a lake of the layout that bulltask had before its tables were Delta tables, in place.
+
+::
+
+    LAKE/bronze/events/dt=2026-11-22/queue=mail/ingest_id=3f0c2a91-00000017/part-*.parquet
+    LAKE/gold/task_minute/dt=…/part-*.parquet
+    LAKE/_pipeline/head.json, batches/, publishing.json    the record of the last batch, and of an unfinished one
+    LAKE/_pipeline/open_jobs/3f0c2a91-00000017/            the events of open jobs
+    LAKE/_pipeline/intents/                                replacements of directories that may be unfinished
+
+Each day of a table becomes one commit, and the old files are deleted only after all tables and the record of the last
+batch have been converted. A conversion that is killed is continued by the next one; ``head.json`` is deleted last.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from bulltask.jobs.errors import ConfigError, DecodeError
+from bulltask.lake.ledger import BatchRecord, QueueRecord, last_record
+from bulltask.lake.maintenance import portions
+from bulltask.lake.storage import DataFile, Lake, RunLock, arrow_schema, batch_prefix
+from bulltask.lake.tables import OPEN_EVENTS, TABLES, Table
+
+__all__ = ["Migration", "migrate"]
+
+_PREFIX: Final = "migrated"
+
+_OLD_STATE: Final = ("batches", "checkpoint", "intents", "new", "publishing.json", "staging", "trash")
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """What the conversion of one table did, or would do in a dry run.
+
+    Attributes:
+        table: Its full name.
+        days: The number of days to convert; those that an earlier, killed conversion has converted do not count.
+        files_before, files_after: The number of their files, and of the new files; the latter is 0 in a dry run, as is
+            ``rows_after``.
+        rows_before, rows_after: The number of their rows; fewer in silver, where superseded rows are dropped.
+        bytes_before: The size of the old files; as much space must be free, because they are deleted last.
+    """
+
+    table: str
+    days: int
+    files_before: int
+    files_after: int
+    rows_before: int
+    rows_after: int
+    bytes_before: int
+
+
+def migrate(lake: Lake, *, dry_run: bool = False) -> list[Migration]:
+    """Convert the tables and the pipeline's state, and delete the old files.
+
+    Args:
+        lake: A lake in a file system.
+        dry_run: Only count what is to be converted.
+
+    Returns:
+        What was done for each table that has files of the old layout.
+
+    Raises:
+        ConfigError: The lake is in an object store, or has nothing to convert.
+        LakeInUseError: A pipeline is writing to the lake.
+    """
+    root = lake.directory
+    if root is None:
+        raise ConfigError(f"{lake.root} is a URL, and lakes of older versions were in file systems only")
+    old = {table: days for table in TABLES.values() if (days := _old_days(root, table))}
+    if not old and not lake.internal("head.json").exists():
+        raise ConfigError(f"there is nothing to convert in {lake.root}: no files of the layout of older versions")
+    lake.is_migrating = True
+    if dry_run:
+        return [_count(lake, table, days) for table, days in old.items()]
+    with RunLock(lake):
+        _finish_replacements(lake, root)
+        old = {table: days for table in TABLES.values() if (days := _old_days(root, table))}
+        results = [_convert(lake, table, days) for table, days in old.items()]
+        _convert_state(lake)
+        for table, days in old.items():
+            _delete_old(lake, table, days)
+        _delete_old_state(lake)
+    return results
+
+
+def _old_days(root: Path, table: Table) -> dict[str, list[Path]]:
+    """Return the files of the old layout by day: those in directories of queues; in gold, those without a log."""
+    directory, found = root / table.layer / table.name, dict[str, list[Path]]()
+    for day in sorted(directory.glob("dt=*")):
+        if table.layer == "gold":
+            files = [file for file in day.glob("*.parquet") if not file.name.startswith(f"{_PREFIX}-")]
+        else:
+            files = list(day.glob("queue=*/ingest_id=*/*.parquet"))
+        if files := sorted(file for file in files if file.name[0] not in "_."):
+            found[day.name.removeprefix("dt=")] = files
+    return {} if table.layer == "gold" and not _is_old_gold(root, directory) else found
+
+
+def _is_old_gold(root: Path, directory: Path) -> bool:
+    """Whether gold has not been converted completely: the pipeline's old state is deleted after its files."""
+    return (root / "_pipeline" / "head.json").exists() or not (directory / "_delta_log").exists()
+
+
+def _unfinished_batch(lake: Lake) -> str | None:
+    """Return the ``ingest_id`` of a batch that was killed while its files were moved into the tables."""
+    publishing, head = (_read(lake.internal(name)) for name in ("publishing.json", "head.json"))
+    if publishing is None or (head is not None and head["ingest_id"] == publishing["ingest_id"]):
+        return None
+    return str(publishing["ingest_id"])
+
+
+def _remaining(lake: Lake, table: Table, days: Mapping[str, Sequence[Path]]) -> dict[str, list[Path]]:
+    """Return the files of days that are not converted, without those of an unfinished batch."""
+    snapshot, unfinished = lake.open(table), _unfinished_batch(lake)
+    files = () if snapshot is None else snapshot.files()
+    done = {file.partition for file in files if f"/{_PREFIX}-" in file.path}
+    return {
+        day: [file for file in files if file.parent.name != f"ingest_id={unfinished}"]
+        for day, files in days.items()
+        if day not in done
+    }
+
+
+def _count(lake: Lake, table: Table, days: Mapping[str, Sequence[Path]]) -> Migration:
+    remaining = _remaining(lake, table, days)
+    files = [file for day_files in remaining.values() for file in day_files]
+    rows = sum(pq.read_metadata(file).num_rows for file in files)
+    return Migration(
+        table.full_name, len(remaining), len(files), 0, rows, 0, sum(file.stat().st_size for file in files)
+    )
+
+
+def _convert(lake: Lake, table: Table, days: Mapping[str, Sequence[Path]]) -> Migration:
+    counted = _count(lake, table, days)
+    written: list[DataFile] = []
+    for day, files in _remaining(lake, table, days).items():
+        new: list[DataFile] = []
+        for queue, queue_files in _by_queue(table, files):
+            for rows in portions(table, _dataset(table, queue, queue_files)):
+                stored = rows.append_column("dt", pa.repeat(day, rows.num_rows))
+                if queue is not None:
+                    stored = stored.append_column("queue", pa.repeat(queue, rows.num_rows))
+                new += lake.write(table, stored, _PREFIX)
+        lake.commit(table, new)
+        written += new
+    return Migration(
+        table.full_name,
+        counted.days,
+        counted.files_before,
+        len(written),
+        counted.rows_before,
+        sum(file.rows for file in written),
+        counted.bytes_before,
+    )
+
+
+def _by_queue(table: Table, files: Sequence[Path]) -> Iterator[tuple[str | None, list[Path]]]:
+    """Yield the files of each queue; those of gold contain the queue's name."""
+    queues: defaultdict[str | None, list[Path]] = defaultdict(list)
+    for file in files:
+        directory = file.parent.parent.name
+        queues[None if table.layer == "gold" else unquote(directory.removeprefix("queue="))].append(file)
+    yield from sorted(queues.items(), key=lambda item: item[0] or "")
+
+
+def _dataset(table: Table, queue: str | None, files: Sequence[Path]) -> Any:
+    """Return the rows of old files; columns that a later version added are null."""
+    skipped = {table.partition} if queue is None else {table.partition, "queue"}
+    schema = pa.schema([field for field in arrow_schema(table) if field.name not in skipped])
+    return ds.dataset([str(file) for file in files], schema=schema, format="parquet")
+
+
+def _convert_state(lake: Lake) -> None:
+    """Commit the events of open jobs with the record of the last batch, as the pipeline does."""
+    stored = _read(lake.internal("head.json"))
+    if stored is None or last_record(lake) is not None:
+        return
+    if stored.get("version") != 1:
+        raise DecodeError(f"{lake.internal('head.json')} has version {stored.get('version')!r}, not 1")
+    record = BatchRecord(
+        number=stored["number"],
+        written_ms=stored["written_ms"],
+        newest_event_ms=stored["newest_event_ms"],
+        queues={queue: QueueRecord(**values) for queue, values in stored["queues"].items()},
+        last_ids=stored["last_ids"],
+        lost=stored["lost"],
+        attempts=stored["attempts"],
+        jobs=stored["jobs"],
+        open_job_events=stored["open_job_events"],
+        idle_since_ms=stored["oldest_open_event_ms"],  # the last events of the open jobs are not older
+        steps_ms=stored["steps_ms"],
+        queries=stored.get("queries", {}),
+    )
+    written: list[DataFile] = []
+    if stored["open_jobs_ingest_id"] is not None:
+        schema = arrow_schema(OPEN_EVENTS)
+        columns = pa.schema([field for field in schema if field.name not in {"batch", "shard"}])
+        files = sorted(lake.internal("open_jobs", stored["open_jobs_ingest_id"]).glob("*.parquet"))
+        rows = ds.dataset([str(file) for file in files], schema=columns, format="parquet").to_table()
+        rows = rows.append_column("batch", pa.array([record.number] * rows.num_rows, pa.int64()))
+        rows = rows.append_column("shard", pa.repeat("all", rows.num_rows))
+        written = lake.write(OPEN_EVENTS, rows, batch_prefix(record.number))
+    lake.commit(OPEN_EVENTS, written, batch=record.number, metadata=record.to_json())
+
+
+def _delete_old(lake: Lake, table: Table, days: Mapping[str, Sequence[Path]]) -> None:
+    directory = Path(lake.location(table))
+    for day, files in days.items():
+        if table.layer == "gold":
+            for file in files:
+                file.unlink()
+        else:
+            for queue in (directory / f"dt={day}").glob("queue=*"):
+                shutil.rmtree(queue)
+
+
+def _delete_old_state(lake: Lake) -> None:
+    for path in lake.internal("open_jobs").glob("*/"):
+        if not path.name.startswith(("_", "shard=")):
+            shutil.rmtree(path)
+    for name in _OLD_STATE:
+        if (path := lake.internal(name)).is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    lake.internal("head.json").unlink(missing_ok=True)
+
+
+def _finish_replacements(lake: Lake, root: Path) -> None:
+    """Carry out the replacements of directories that a killed command has recorded."""
+    for path in sorted(lake.internal("intents").glob("*.json")):
+        intent = json.loads(path.read_text())
+        new = None if intent["new"] is None else root / intent["new"]
+        # A new directory that has already been moved may have the path of an old one.
+        if new is None or new.exists():
+            for name in intent["old"]:
+                shutil.rmtree(root / name, ignore_errors=True)
+            if new is not None:
+                target = root / intent["target"]
+                target.parent.mkdir(parents=True, exist_ok=True)
+                new.rename(target)
+        path.unlink()
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    with suppress(FileNotFoundError):
+        stored: dict[str, Any] = json.loads(path.read_text())
+        return stored
+    return None

@@ -1,0 +1,444 @@
+"""Keep the tables of a lake fast and small (merge files, remove old days, delete files), and remove jobs from them.
+
+The pipeline's own state is not touched: the newest commits of its log are the records of batches.
+
+It may run while the pipeline and readers run: each change is one commit, and files are deleted a week after the commit
+that replaced them. A run that is killed leaves only files that a later run deletes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from bulltask.jobs.errors import ConfigError, LakeError, LakeInUseError
+from bulltask.lake.ledger import last_record
+from bulltask.lake.reader import dataset_of, files_with, latest_rows
+from bulltask.lake.storage import DataFile, Lake, RunLock, Snapshot, arrow_schema, find_tables
+from bulltask.lake.tables import (
+    ATTEMPTS,
+    ERRORS_DAY,
+    EVENTS,
+    FORGOTTEN,
+    JOBS,
+    OPEN_EVENTS,
+    SNAPSHOTS,
+    TABLES,
+    Table,
+)
+
+__all__ = [
+    "MAX_ROWS",
+    "Forgotten",
+    "JobKey",
+    "Maintenance",
+    "forget",
+    "jobs_where",
+    "jobs_with_id",
+    "maintain",
+    "parse_retention",
+    "portions",
+]
+
+MAX_ROWS: Final = 1_000_000
+"""How many rows of bronze a merged file has at most, because they are in memory while it is written."""
+
+_MANY: Final = 100
+"""How many small files the current day has before they are merged: each batch adds some."""
+
+_TRIES: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Maintenance:
+    """What the maintenance of one table did, or would do in a dry run.
+
+    Attributes:
+        table: Its full name.
+        expired_days, expired_files: The number of days that were removed, and of their files.
+        merged_days: The number of days whose files were merged.
+        files_before, files_after: The number of files that were merged, and of those that replace them; the latter is
+            0 in a dry run, as are the rows.
+        rows_before, rows_after: The number of their rows; fewer in silver, where superseded rows are dropped.
+        bytes_before, bytes_after: Their size.
+        deleted_files: The number of files that were deleted: those that commits replaced a week ago or earlier, and
+            those of killed writes.
+    """
+
+    table: str
+    expired_days: int = 0
+    expired_files: int = 0
+    merged_days: int = 0
+    files_before: int = 0
+    files_after: int = 0
+    rows_before: int = 0
+    rows_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    deleted_files: int = 0
+
+
+def parse_retention(texts: Sequence[str]) -> dict[Table, int]:
+    """Parse texts such as ``bronze=90`` and ``silver.jobs=400``: how many days a table or a layer is kept.
+
+    A table's own number counts more than that of its layer. Others raise ``ConfigError``.
+    """
+    keep: dict[Table, int] = {}
+    for text in sorted(texts, key=lambda text: "." in text.partition("=")[0]):  # layers first
+        name, _, days = text.partition("=")
+        if not days.isdecimal() or not int(days):
+            raise ConfigError(f"invalid retention {text!r}: write it like bronze.events=90 (days)")
+        keep |= dict.fromkeys(find_tables([name.strip()]), int(days))
+    return keep
+
+
+def maintain(
+    lake: Lake,
+    *,
+    keep: Mapping[Table, int] | None = None,
+    target_mb: float = 128,
+    today: date | None = None,
+    dry_run: bool = False,
+) -> list[Maintenance]:
+    """Remove the days that are older than a table is kept, merge small files, and delete files that are not needed.
+
+    Args:
+        lake: The lake.
+        keep: How many days each table is kept, including today; default: all are kept forever.
+        target_mb: The size of merged files in megabytes.
+        today: The current day (UTC).
+        dry_run: Change nothing.
+
+    Returns:
+        What was done for each existing table.
+
+    Raises:
+        ConfigError: The size is invalid.
+        LakeError: There is no lake.
+    """
+    if not target_mb > 0:
+        raise ConfigError(f"target_mb must be more than 0, not {target_mb!r}")
+    lake.check()
+    work = _Work(lake, datetime.now(UTC).date() if today is None else today, int(target_mb * 1_000_000), dry_run)
+    return [work.on(table, (keep or {}).get(table)) for table in TABLES.values() if lake.open(table) is not None]
+
+
+def _rewrite(
+    lake: Lake,
+    table: Table,
+    replaced: Sequence[DataFile],
+    new: Sequence[DataFile],
+    since: Snapshot,
+    metadata: Mapping[str, Any] | None = None,
+) -> None:
+    """Replace files of a snapshot; if another process was faster, delete the new ones and raise ``LakeInUseError``."""
+    try:
+        lake.commit(table, new, replaced=replaced, since=since, metadata=metadata)
+    except LakeInUseError:
+        lake.delete(table, new)
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    lake: Lake
+    today: date
+    target: int  # bytes
+    dry_run: bool
+
+    def on(self, table: Table, keep: int | None) -> Maintenance:
+        """Maintain a table of which some days are kept, or all."""
+        result = Maintenance(table.full_name)
+        if keep is not None:
+            result = self._expire(table, keep, result)
+        for day in self._open(table).partitions:
+            result = self._merge(table, day, result)
+        if not self.dry_run:
+            self.lake.write_checkpoint(table)
+        return replace(result, deleted_files=self.lake.vacuum(table, dry_run=self.dry_run))
+
+    def _open(self, table: Table) -> Snapshot:
+        snapshot = self.lake.open(table)
+        assert snapshot is not None
+        return snapshot
+
+    def _expire(self, table: Table, keep: int, result: Maintenance) -> Maintenance:
+        snapshot, first = self._open(table), self.today - timedelta(keep - 1)
+        days = [day for day in snapshot.partitions if day < f"{first}"]
+        files = snapshot.files(days)
+        if files and not self.dry_run:
+            self.lake.commit(table, [], replaced=files, since=snapshot)
+        return replace(result, expired_days=len(days), expired_files=len(files))
+
+    def _merge(self, table: Table, day: str, result: Maintenance) -> Maintenance:
+        """Merge the small files of a day; of a past day of silver, merge all files if any is small."""
+        for tries_left in reversed(range(_TRIES)):
+            snapshot, is_past = self._open(table), day < f"{self.today}"
+            kept = _kept_files(self.lake, snapshot)
+            files = [file for file in snapshot.files([day]) if file.path not in kept]
+            small = [file for file in files if file.size < self.target / 2]
+            merged = files if is_past and small and table.layer == "silver" else small
+            size, rows = sum(file.size for file in merged), sum(file.rows for file in merged)
+            rows_per_file = _rows_per_file(table, rows, size, self.target)
+            if len(merged) <= max(1 if is_past else _MANY, math.ceil(rows / rows_per_file)):
+                return result
+            done = replace(
+                result,
+                merged_days=result.merged_days + 1,
+                files_before=result.files_before + len(merged),
+                rows_before=result.rows_before + rows,
+                bytes_before=result.bytes_before + size,
+            )
+            if self.dry_run:
+                return done
+            parts = portions(table, dataset_of(self.lake, table, merged), rows_per_file)
+            new = [file for part in parts for file in self.lake.write(table, part, "merged")]
+            try:
+                _rewrite(self.lake, table, merged, new, snapshot)
+            except LakeInUseError:
+                if not tries_left:
+                    raise
+                continue
+            return replace(
+                done,
+                files_after=result.files_after + len(new),
+                rows_after=result.rows_after + sum(file.rows for file in new),
+                bytes_after=result.bytes_after + sum(file.size for file in new),
+            )
+        raise AssertionError
+
+
+def _unfinished_batch(lake: Lake, events: Snapshot) -> int | None:
+    """Return the number of the batch that is in ``bronze.events`` but not complete; ``None`` if there is none."""
+    record = last_record(lake)
+    return events.batch if events.batch > (0 if record is None else record.number) else None
+
+
+def _kept_files(lake: Lake, snapshot: Snapshot) -> set[str]:
+    """Return the paths of the files from which the pipeline will finish a batch that was killed."""
+    number = _unfinished_batch(lake, snapshot) if snapshot.table is EVENTS else None
+    stored = (stored for stored in snapshot.metadata() if stored.get("number") == number)
+    return set() if number is None else {file["path"] for read in stored for file in read["part"]["files"]}
+
+
+def _rows_per_file(table: Table, rows: int, size: int, target: int) -> int:
+    rows_per_file = max(1, int(rows * target / size)) if size else MAX_ROWS
+    return rows_per_file if table.layer == "silver" else min(rows_per_file, MAX_ROWS)
+
+
+def portions(table: Table, dataset: Any, rows_per_file: int = MAX_ROWS) -> Iterator[Any]:
+    """Yield a table's rows in portions, in order of the jobs, so that a look-up by id reads few row groups.
+
+    Of silver rows with the same key, only the latest is kept.
+    """
+    if table.layer == "silver":  # the latest row of each job is known when all of a day are
+        rows = latest_rows(dataset.to_table(), table)
+        yield from (rows.slice(start, rows_per_file) for start in range(0, rows.num_rows, rows_per_file))
+        return
+    # Little read-ahead, because a day of events can be larger than the memory.
+    batches = dataset.scanner(batch_size=131_072, batch_readahead=2, fragment_readahead=2).to_batches()
+    kept: list[Any] = []
+    count = 0
+    for batch in batches:
+        begin = 0
+        while begin < batch.num_rows:
+            part = batch.slice(begin, rows_per_file - count)
+            kept.append(part)
+            count, begin = count + part.num_rows, begin + part.num_rows
+            if count == rows_per_file:
+                yield _in_order(kept)
+                kept, count = [], 0
+    if kept:
+        yield _in_order(kept)
+
+
+def _in_order(batches: Sequence[Any]) -> Any:
+    rows = pa.Table.from_batches(batches)
+    order = ("queue", "job_id", "id", "event_ms", "event_seq")
+    names = [(name, "ascending") for name in order if name in rows.column_names]
+    return rows.sort_by(names) if names else rows
+
+
+# Forgetting removes jobs from all tables and from their earlier versions, as a law or a contract may demand.
+
+
+JobKey = tuple[str, str]
+"""A queue's name in the lake, and the id of a job."""
+
+_IDS: Final = {EVENTS: "job_id", SNAPSHOTS: "id", ATTEMPTS: "job_id", JOBS: "job_id", OPEN_EVENTS: "job_id"}
+"""The tables with rows of single jobs, and their columns with the job's id."""
+
+_KILLED_WRITE: Final = timedelta(hours=1)
+"""The age at which a file that no commit has named is that of a killed write, not one that is about to be committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """What was removed from one table, or would be in a dry run.
+
+    Attributes:
+        table: Its full name.
+        rows: The number of removed rows; in ``gold.errors_day``, of rows from which samples were removed.
+        files: The number of files that were rewritten without them.
+        old_files: The number of files of earlier versions that were deleted; 0 in a dry run.
+    """
+
+    table: str
+    rows: int
+    files: int
+    old_files: int = 0
+
+
+def jobs_with_id(lake: Lake, job_id: str, queue: str | None = None) -> set[JobKey]:
+    """Return the jobs with an id in any table; raise ``ConfigError`` if several queues have one and none is given."""
+    found = {
+        name
+        for table, column in _IDS.items()
+        if (snapshot := lake.open(table)) is not None
+        for name in pc.unique(
+            dataset_of(lake, table, snapshot.files()).to_table(["queue"], ds.field(column) == job_id)["queue"]
+        ).to_pylist()
+    }
+    queues = found if queue is None else found & {queue}
+    if len(queues) > 1:
+        raise ConfigError(f"several queues have a job {job_id!r}: {', '.join(sorted(queues))}; choose one")
+    return {(name, job_id) for name in queues}
+
+
+def jobs_where(lake: Lake, table: Table, condition: str) -> set[JobKey]:
+    """Return the jobs of the rows of a table for which a condition in SQL is true.
+
+    Raises:
+        ConfigError: The condition is invalid, or the table has no rows of single jobs.
+    """
+    if table not in _IDS:
+        raise ConfigError(f"{table.full_name} has no rows of single jobs: use one of {_names()}")
+    if lake.open(table) is None:
+        return set()
+    found = lake.find(table, ("queue", _IDS[table]), condition)
+    return {(row["queue"], row[_IDS[table]]) for row in found.to_pylist() if row[_IDS[table]] is not None}
+
+
+def forget(
+    lake: Lake, jobs: Collection[JobKey], *, last: Table = JOBS, reason: str | None = None, dry_run: bool = False
+) -> list[Forgotten]:
+    """Remove all rows of jobs from the tables, and delete the files of earlier versions, which have these rows, too.
+
+    If it is killed, the same call continues: the rows of the table ``last``, by which the jobs were found, are removed
+    after all others. What was done is recorded in the table ``_pipeline/forgotten``, without the jobs' ids.
+
+    Args:
+        lake: The lake.
+        jobs: The jobs.
+        last: The table by whose rows the jobs were found.
+        reason: A text for the record, such as the number of a request.
+        dry_run: Only count the rows.
+
+    Returns:
+        What was removed from each table.
+
+    Raises:
+        LakeError: The last batch is not finished.
+        LakeInUseError: The pipeline is writing to the lake, or another process has changed a table.
+    """
+    if dry_run:
+        return [_count(lake, table, jobs) for table in _tables(lake, last)]
+    with RunLock(lake):  # it would write the events of an open job again
+        events = lake.open(EVENTS)
+        if events is not None and _unfinished_batch(lake, events) is not None:
+            raise LakeError(
+                f"the last batch in {lake.root} is not finished, because its pipeline was killed: run 'bulltask "
+                "pipeline run --once' first; nothing was removed"
+            )
+        results = [_remove(lake, table, jobs) for table in _tables(lake, last)]
+    _record(lake, results, len(jobs), reason)
+    return results
+
+
+def _names() -> str:
+    return ", ".join(table.full_name for table in _IDS if table is not OPEN_EVENTS)
+
+
+def _tables(lake: Lake, last: Table) -> list[Table]:
+    ordered = [*(table for table in (OPEN_EVENTS, ERRORS_DAY, *_IDS) if table is not last), last]
+    return [table for table in dict.fromkeys(ordered) if lake.open(table) is not None]
+
+
+def _count(lake: Lake, table: Table, jobs: Collection[JobKey]) -> Forgotten:
+    snapshot = lake.open(table)
+    assert snapshot is not None
+    counts = [_match(lake, table, file, jobs)[1] for file in _candidates(table, snapshot.files(), jobs)]
+    found = [count for count in counts if count]
+    return Forgotten(table.full_name, sum(found), len(found))
+
+
+def _remove(lake: Lake, table: Table, jobs: Collection[JobKey]) -> Forgotten:
+    """Rewrite the files with rows of the jobs, and delete all files of earlier versions."""
+    snapshot = lake.open(table)
+    assert snapshot is not None
+    replaced: list[DataFile] = []
+    new: list[DataFile] = []
+    removed = 0
+    for file in _candidates(table, snapshot.files(), jobs):
+        rows, count = _match(lake, table, file, jobs)
+        if count:
+            replaced.append(file)
+            removed += count
+            if rows.num_rows:
+                new += lake.write(table, rows, "kept")
+    if replaced:
+        # The pipeline's record is that of the newest commit of its state: old ones are not kept forever.
+        metadata = snapshot.last_metadata() if table is OPEN_EVENTS else None
+        _rewrite(lake, table, replaced, new, snapshot, metadata)
+    old_files = lake.vacuum(table, timedelta(0), never_committed=False) + lake.vacuum(table, _KILLED_WRITE)
+    if replaced:
+        lake.shorten_log(table, snapshot.version + 1)
+    return Forgotten(table.full_name, removed, len(replaced), old_files)
+
+
+def _candidates(table: Table, files: Sequence[DataFile], jobs: Collection[JobKey]) -> list[DataFile]:
+    return list(files) if table is ERRORS_DAY else files_with(files, _IDS[table], {job_id for _, job_id in jobs})
+
+
+def _match(lake: Lake, table: Table, file: DataFile, jobs: Collection[JobKey]) -> tuple[Any, int]:
+    """Return a file's rows without those of the jobs, and the number of the latter."""
+    dataset, wanted = dataset_of(lake, table, [file]), set(jobs)
+    if table is ERRORS_DAY:
+        return _without_samples(dataset.to_table(), wanted)
+    column = _IDS[table]
+    if not dataset.count_rows(filter=ds.field(column).isin(sorted({job_id for _, job_id in wanted}))):
+        return None, 0
+    rows = dataset.to_table()
+    keys = zip(rows["queue"].to_pylist(), rows[column].to_pylist(), strict=True)
+    kept = rows.filter(pa.array([key not in wanted for key in keys], pa.bool_()))
+    return kept, rows.num_rows - kept.num_rows
+
+
+def _without_samples(rows: Any, wanted: Collection[JobKey]) -> tuple[Any, int]:
+    changed, all_rows = 0, rows.to_pylist()
+    for row in all_rows:
+        samples = row["sample_job_ids"] or []
+        kept = [job_id for job_id in samples if (row["queue"], job_id) not in wanted]
+        if len(kept) < len(samples):
+            changed += 1
+            row |= {"sample_job_ids": kept, "sample_failed_reason": None}  # whose reason it is, is unknown
+    return pa.Table.from_pylist(all_rows, arrow_schema(ERRORS_DAY)), changed
+
+
+def _record(lake: Lake, results: Sequence[Forgotten], jobs: int, reason: str | None) -> None:
+    now = datetime.now(UTC)
+    rows = [
+        {
+            "forgotten_at": now, "reason": reason, "jobs": jobs, "table_name": result.table, "rows": result.rows,
+            "files": result.files, "old_files": result.old_files, "dt": f"{now.date()}",
+        }
+        for result in results
+    ]  # fmt: skip
+    lake.commit(FORGOTTEN, lake.write(FORGOTTEN, pa.Table.from_pylist(rows, arrow_schema(FORGOTTEN)), "record"))
