@@ -12,6 +12,7 @@ import pytest
 import redis
 
 from bulltask import App, crontab
+from bulltask.errors import BrokerUnavailableError
 from bulltask.events import Bus
 from bulltask.queue.sync.schedulers import JobSchedulers
 from bulltask.transport.call import QueueKeys
@@ -212,6 +213,21 @@ def test_a_worker_reconciles_once_and_only_warns_if_beat_schedule_is_not_set(
         assert [scheduler.id for scheduler in schedulers.list()] == ["a"]
         start([])
         assert schedulers.list() == []
+
+
+def test_a_schedule_that_could_not_be_stored_during_an_outage_is_stored_after_it(
+    shop: Callable[..., App], schedulers: JobSchedulers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, bus = shop(beat_schedule={"a": HOURLY}), Bus()
+    with app._broker.pool.client() as client:
+        client.connect()
+        beat = Beat(app, read_entries(app), client, ReconnectBackoff(bus, app._config), MagicMock())
+        with monkeypatch.context() as outage:
+            outage.setattr("bulltask.worker.beat.reconcile", MagicMock(side_effect=BrokerUnavailableError("gone")))
+            beat.tick(0, 0)
+        assert schedulers.list() == []
+        beat.tick(1_000, 0)
+    assert [scheduler.id for scheduler in schedulers.list()] == ["a"]
 
 
 @pytest.mark.parametrize("entry", [{"task": "work", "schedule": 60}, {"task": "work", "schedule": crontab()}])

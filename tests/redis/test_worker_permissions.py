@@ -19,6 +19,7 @@ from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.fleet import QueueCheck
 from bulltask.worker.run import StartupCheck
 from bulltask.worker.slots import ExitCode
+from bulltask.worker.supervisor import NamedConnections
 
 pytestmark = [pytest.mark.redis, pytest.mark.one_server]
 
@@ -112,4 +113,17 @@ def test_the_keys_of_another_prefix_suffice_for_its_schedules_and_queues(
     assert redis_client.hlen("bulltask:queue-consumers:shop:shop") == 2
     assert not backoff.is_active
     assert [scheduler.id for scheduler in App("reader", broker_url, prefix="shop").queue("default").schedulers.list()]
+    app.close()
+
+
+def test_a_worker_that_may_not_look_for_requests_does_not_report_an_outage(broker_url: str, acl: Any) -> None:
+    acl("+@all", "resetkeys")
+    app = App("shop", broker_url.replace("://", "://worker:secret@"))
+    broker, backoff = app._broker, ReconnectBackoff(Bus(), app._config)
+    connections = NamedConnections(broker.client, broker, ["mail"], "w", backoff)
+    connections.has_requests = False
+    connections.tick(0, 0)
+    connections.close()
+    assert not backoff.is_active
+    assert connections.has_requests, "each service looks for its own requests"
     app.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,10 +13,10 @@ import pytest
 
 from bulltask.config.settings import Settings
 from bulltask.errors import BrokerError, BrokerUnavailableError
-from bulltask.events import Bus, Event, JobCompleted, JobFailed
+from bulltask.events import Bus, Event, JobCompleted, JobFailed, JobReleased
 from bulltask.jobs.job import RunningJob
 from bulltask.testing.worker import wait_until
-from bulltask.transport.call import Call, QueueKeys
+from bulltask.transport.call import Call, FetchedJob, QueueKeys
 from bulltask.worker.async_loop import AsyncLoop
 from bulltask.worker.cancellation import Cancellation
 from bulltask.worker.finish import Finisher
@@ -31,6 +32,7 @@ class Child:
     """An event loop with two slots. Its connection returns the replies that a test sets, then ``None``."""
 
     may_start = True
+    threads = SimpleNamespace(free=lambda _: None)
 
     def __init__(self) -> None:
         self.replies: list[Any] = []
@@ -50,17 +52,35 @@ class Child:
         self.cancellation = Cancellation(block, lambda: None, lambda: None)
         fake: Any = self
         self.pool = SlotPool(block.slots())
-        self.loop = AsyncLoop(self.pool, fake, finisher, lambda: fake, fake, fake)
+        self.loop = AsyncLoop(self.pool, fake, finisher, lambda: fake, fake, fake, run=self.run_sync)
 
-    def start_job(self, max_concurrent: int = 0, opts: bytes = b'{"attempts":1}') -> Slot:
-        """Acquire a job and start its attempt."""
+    def acquire_job(self, max_concurrent: int = 0, opts: bytes = b'{"attempts":1}') -> AcquiredJob:
         slot = self.loop.wait_for_slot(lambda: False)
         assert slot is not None
         slot.activate(0, "7", 1)
-        attempt: Any = None
         job = RunningJob.from_hash("mail", "7", [*FIELDS, b"opts", opts])
-        self.loop.start(AcquiredJob(slot, 0, KEYS, job, max_concurrent), attempt)
-        return slot
+        return AcquiredJob(slot, 0, KEYS, job, max_concurrent)
+
+    def start_job(self, max_concurrent: int = 0, opts: bytes = b'{"attempts":1}') -> Slot:
+        """Acquire a job and start its attempt."""
+        attempt: Any = None
+        acquired = self.acquire_job(max_concurrent, opts)
+        self.loop.start(acquired, attempt)
+        return acquired.slot
+
+    @contextmanager
+    def blocked(self) -> Iterator[asyncio.AbstractEventLoop]:
+        """Run a job, so that the event loop exists, and then block it."""
+        self.start_job()
+        self.finish()
+        self.events.clear()
+        loop, unblock = self.loop.running_loop(), threading.Event()
+        assert loop is not None
+        loop.call_soon_threadsafe(unblock.wait, 5)
+        try:
+            yield loop
+        finally:
+            unblock.set()
 
     def has_free_slot(self) -> bool:
         stopping = iter([False, True])
@@ -80,6 +100,9 @@ class Child:
         return CompletedOutcome(b"1", 1)
 
     async def run(self, call: Call[Any]) -> Any:
+        return self.run_sync(call)
+
+    def run_sync(self, call: Call[Any]) -> Any:
         self.scripts.append("" if call.script is None else call.script.name)
         reply = self.replies.pop(0) if self.replies else None
         if isinstance(reply, BaseException):
@@ -107,7 +130,8 @@ class Child:
 def child() -> Iterator[Child]:
     fake = Child()
     yield fake
-    fake.finish()
+    fake.gate.set()
+    wait_until(lambda: not fake.loop.running(), what="the end of all jobs")
     fake.loop.drain()
 
 
@@ -166,6 +190,35 @@ def test_a_deferred_duplicate_is_added_after_the_outcome_even_after_an_outage(ch
     assert others[0] == others[1] != first
     assert child.pauses == 1
     assert [type(event) for event in child.events] == [JobCompleted]
+
+
+def test_a_child_whose_event_loop_is_blocked_releases_its_job_and_acquires_no_other(child: Child) -> None:
+    with child.blocked():
+        slot = child.start_job()
+        assert not child.loop.keeps_up()
+        assert [type(event) for event in child.events] == [JobReleased]
+        assert slot.read().state is SlotState.FREE
+    wait_until(child.loop.keeps_up, what="the loop turns again")
+    assert [type(event) for event in child.events] == [JobReleased]
+
+
+def test_a_job_whose_asyncio_task_is_cancelled_before_it_starts_is_released(child: Child) -> None:
+    with child.blocked() as loop:
+        child.start_job()
+        loop.call_soon_threadsafe(lambda: all(task.cancel() for task in child.loop._tasks.values()))
+    wait_until(lambda: not child.loop.running(), what="the slot is free")
+    assert child.scripts[-1].startswith("releaseUnstarted:")
+    assert not child.events
+
+
+def test_a_fetched_job_whose_lock_was_lost_meanwhile_is_not_started(child: Child) -> None:
+    acquired, fetched = child.acquire_job(), FetchedJob("7", [])
+    child.replies = [False]
+    next_jobs: Any = SimpleNamespace(acquired=lambda *_: acquired, lock_ms=30_000)
+    child.loop._next_jobs = next_jobs
+    asyncio.run(child.loop._start_next(acquired, fetched, 0, was_offered=True))
+    assert not child.loop.running()
+    assert len(child.scripts) == 1
 
 
 def test_the_loop_thread_ends_with_the_child(child: Child) -> None:

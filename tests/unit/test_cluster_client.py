@@ -56,6 +56,9 @@ class Node:
     def try_many(self, calls: list[Call[Any]]) -> list[Any]:
         return [self.nodes.reply(self.port, call) for call in calls]
 
+    def wait_many(self, calls: list[Call[Any]], _wait_ms: int, _ping: object) -> list[Any]:
+        return self.try_many(calls)
+
     def send(self, _: list[bytes]) -> None:
         self.nodes.calls.append((self.port, "send"))
         for port, name, error in self.nodes.errors:
@@ -211,6 +214,13 @@ def test_a_single_call_follows_a_moving_slot_without_a_pause(
     nodes.errors = [(LEFT[1], "GET", reply_error(AskError("4247 127.0.0.1:7002"), "redis://server"))]
     assert client.run(command("GET", MAIL)) == "GET of 7002"
     assert not pauses
+
+
+def test_a_marker_is_not_lost_if_the_slot_moves_just_after_it_was_read(client: ClusterClient, nodes: Nodes) -> None:
+    nodes.errors = [(LEFT[1], "GET", moved_to(RIGHT))]
+    replies: tuple[Any, Any] = client.wait_then(command("BZPOPMIN", MAIL), command("GET", MAIL), 1_000, lambda: None)
+    assert replies == ("BZPOPMIN of 7001", "GET of 7001")
+    assert [name for _, name in nodes.calls].count("BZPOPMIN") == 1
 
 
 def test_dead_connections_of_all_nodes_are_closed(client: ClusterClient, nodes: Nodes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -130,3 +131,17 @@ def test_a_program_that_hears_no_sentinel_tries_every_second_to_reach_one(
     for address in endpoint.seeds:
         events._subscribe(address)
     assert events._retry_ms[endpoint.seeds[1]] == 50_000 + seconds * 1_000
+
+
+@pytest.mark.parametrize(("name", "count"), [(b"main", 1), (b"other", 0)])
+def test_the_sentinel_that_reports_another_primary_of_this_service_is_known(
+    monkeypatch: pytest.MonkeyPatch, name: bytes, count: int
+) -> None:
+    endpoint = Endpoint("redis+sentinel://127.0.0.1:1/main", 100, 100)
+    assert endpoint.primary is not None
+    message = (b"pmessage", b"+switch-master", b"+switch-master", name + b" 10.0.0.1 6379 10.0.0.2 6379")
+    connection = SimpleNamespace(messages=lambda *_: [message], close=lambda: None)
+    events = SentinelEvents(endpoint, endpoint.primary, b"", lambda _, __: None)
+    monkeypatch.setattr(events, "_subscribed", lambda _: connection)
+    events._subscribe(endpoint.seeds[0])
+    assert list(events.poll()) == list(endpoint.seeds)[:count]

@@ -199,7 +199,7 @@ def test_old_repeat_options_may_have_cron_instead_of_pattern() -> None:
     following = next_repeat(job({"cron": "0 3 * * *", "tz": "UTC", "endDate": NOON + 9 * DAY}), NOON, UTC)
     assert following is not None
     assert (following.next_ms, following.key) == (NOON + 15 * 3_600_000, f"send::{NOON + 9 * DAY}:UTC:0 3 * * *")
-    assert following.rule["pattern"] == "0 3 * * *"
+    assert (following.rule["pattern"], following.rule["count"]) == ("0 3 * * *", 1)
 
 
 def test_old_repeatable_jobs_end_at_their_limit_or_end_date() -> None:

@@ -23,6 +23,7 @@ from bulltask.worker.slots import (
     Slots,
     SlotState,
     SlotView,
+    free_slots,
 )
 
 # Python 3.12 warns about a fork in a process with threads (xdist's). These children only write to memory and exit.
@@ -208,6 +209,13 @@ def test_a_block_of_slots_is_empty_after_a_reset() -> None:
     assert new.token != slot.token
     assert new.read() == SlotView(SlotState.FREE, new.token, 0, "", 0)
     assert block.run_state is ProcessState.INIT
+
+
+def test_a_child_that_waits_for_no_job_has_no_free_slot() -> None:
+    slots = new_slots(per_child=3).children[0].slots()
+    assert free_slots(slots, 2) == 0
+    slots[0].waiting = True
+    assert free_slots(slots, 2) == 2
 
 
 def test_a_block_of_slots_stores_the_state_of_its_child() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from bulltask.config.settings import Settings
 from bulltask.events import Bus, ConcurrencyChanged, Event, SignalIgnored, WorkerStopped, WorkerStopping
+from bulltask.jobs.clock import mono_ms
 from bulltask.worker.recovery import Recovery
 from bulltask.worker.slots import ExitCode
 from bulltask.worker.supervisor import Supervisor
@@ -150,3 +151,10 @@ def test_a_worker_that_has_stopped_says_how_long_it_has_run(
     monkeypatch.setattr(Worker, "wait", wait_a_second)
     (stopped,) = Worker(*signals).events_of(WorkerStopped)
     assert (stopped.exit_code, stopped.uptime_ms) == (ExitCode.OK, seconds * 1_000)
+
+
+def test_helper_processes_have_more_than_half_a_second_to_stop_after_the_children_were_killed() -> None:
+    killed_ms = mono_ms()
+    end_by_ms = Worker("cold_shutdown").supervisor.end_by_ms
+    assert end_by_ms is not None
+    assert killed_ms + 500 <= end_by_ms < mono_ms() + 1_000

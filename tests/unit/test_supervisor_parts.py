@@ -8,26 +8,32 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
+from bulltask import App
 from bulltask.config.settings import Settings
 from bulltask.events import Bus, StacksDumped
 from bulltask.observe.log import worker_id
 from bulltask.transport.call import Call, QueueKeys
 from bulltask.worker import child_pool, limits, spark_tasks
+from bulltask.worker.async_loop import jobs_per_child
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child_pool import (
     _MAX_BOOT_FAILURES,
     ChildBootError,
     ChildPool,
+    MemoryCheck,
     OutOfMemoryKills,
+    _cancelled,
     choose_launcher,
     limit_native_threads,
 )
 from bulltask.worker.limits import RevocationCheck
 from bulltask.worker.locks import Heartbeat
 from bulltask.worker.recovery import FailureRecorder, KilledAttempt
+from bulltask.worker.run import _Assembly
 from bulltask.worker.slots import CancelReason, Deadlines, ProcessState, Slots, SlotState, SlotView
 from bulltask.worker.supervisor import _directory
 
@@ -114,25 +120,45 @@ class Client:
 
 
 @pytest.mark.parametrize(
-    ("will_retry", "backoff", "script"),
+    ("will_retry", "backoff", "script", "counter"),
     [
-        (True, 500, "moveToDelayed"),
-        (True, 0, "retryJob"),
-        (True, "soon", "moveToFinished"),
-        (False, 500, "moveToFinished"),
+        (True, 500, "moveToDelayed", "retried"),
+        (True, 0, "retryJob", "retried"),
+        (True, "soon", "moveToFinished", "transient_exhausted"),
+        (False, 500, "moveToFinished", "transient_exhausted"),
     ],
 )
-def test_a_killed_attempt_is_retried_if_its_child_has_decided_so(
-    will_retry: bool, backoff: object, script: str
+def test_a_killed_attempt_is_retried_if_its_child_has_decided_so_and_counts(
+    will_retry: bool, backoff: object, script: str, counter: str
 ) -> None:
+    counted: list[object] = []
+    counts: Any = SimpleNamespace(ended=lambda *ended: counted.extend(ended[1:4]))
     opts = json.dumps({"attempts": 1, "backoff": {"type": "fixed", "delay": backoff}})
     client: Any = Client({"name": "send", "data": "{}", "opts": opts, "timestamp": "1", "ats": "1"})
     clock: Any = SimpleNamespace(now_ms=lambda: 1_000)
     killed = KilledAttempt(
         reason=CancelReason.HARD_LIMIT, token="t", attempt=1, job_id="7", since_ms=0, hard_ms=9, will_retry=will_retry
     )
-    FailureRecorder(client, clock, CONFIG, Bus()).record_killed(KEYS, "7", killed)
+    FailureRecorder(client, clock, CONFIG, Bus(), counts).record_killed(KEYS, "7", killed)
     assert client.scripts == [script]
+    assert counted == ["mail", "send", counter]
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "blocked", "is_killed"),
+    [
+        (SlotState.ACTIVE, CancelReason.HARD_LIMIT, False, True),
+        (SlotState.ACTIVE, CancelReason.HARD_LIMIT, True, False),
+        (SlotState.ACTIVE, CancelReason.REVOKED, True, True),
+        (SlotState.ACTIVE, CancelReason.NONE, False, False),
+        (SlotState.FINISHING, CancelReason.HARD_LIMIT, False, False),
+    ],
+)
+def test_an_attempt_that_was_being_cancelled_when_its_child_died_counts_as_killed(
+    state: SlotState, reason: CancelReason, blocked: bool, is_killed: bool
+) -> None:
+    view = SlotView(state, "token", 0, "7", 0, attempt=1, cancel_reason=reason)
+    assert (_cancelled(view, blocked=blocked) is not None) == is_killed
 
 
 def test_a_reported_lost_lock_is_forgotten_after_its_attempt() -> None:
@@ -159,6 +185,44 @@ def test_revocation_requests_are_read_from_the_first_again_after_the_last() -> N
     revocation_check._skipped = [100]
     revocation_check._handle_requests(0, None)
     assert revocation_check._skipped == [0]
+
+
+def test_a_worker_looks_for_revocation_requests_every_second() -> None:
+    assert RevocationCheck.interval_ms == 1_000
+
+
+def test_a_child_that_has_just_died_does_not_stop_the_check_of_the_memory() -> None:
+    killed: list[int] = []
+    pool: Any = SimpleNamespace(
+        busy_children=lambda: [(0, 2**22 + 1), (1, os.getpid())],  # the first is larger than any pid of Linux
+        kill_for_memory=lambda index, *_: killed.append(index),
+    )
+    MemoryCheck(pool, limit_kib=1).tick(0, 0)
+    assert killed == [1]
+
+
+def test_slots_in_use_are_those_of_running_children() -> None:
+    app = App("shop")
+
+    @app.task
+    async def waits() -> None: ...
+
+    per_child = jobs_per_child(app)
+    slots = Slots(3, per_child)
+    for number, block in enumerate(slots.children):
+        block.reset()
+        block.pid = number  # 0: it does not run
+        if number:
+            block.slots()[0].activate(0, "7", 1)
+    worker: Any = SimpleNamespace(slots=slots, app=app)
+    assert per_child > 1
+    assert _Assembly._slots_in_use(worker) == (2 * per_child, 2)
+
+
+def test_the_log_says_by_how_many_seconds_the_clock_was_set() -> None:
+    worker: Any = SimpleNamespace(beat=None, logger=MagicMock())
+    _Assembly._report_clock_change(worker, -90_000)
+    assert worker.logger.warning.call_args.kwargs["seconds"] == -90
 
 
 @pytest.mark.parametrize(("with_java", "text"), [(True, ""), (False, "has no bin/java")])

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from bulltask.config.settings import Settings
 from bulltask.errors import BrokerError, BrokerUnavailableError
 from bulltask.events import Bus, JobCompleted
 from bulltask.jobs.job import RunningJob
-from bulltask.transport.call import Call, QueueKeys
+from bulltask.transport.call import Call, NoJob, QueueKeys
 from bulltask.worker.attempt import IterationAdder, JobStarter
 from bulltask.worker.finish import Finisher, OutcomeWriter
 from bulltask.worker.outcomes import AcquiredJob, CompletedOutcome
 from bulltask.worker.slots import Slots
-from bulltask.worker.sync_loop import SyncLoop
+from bulltask.worker.sync_loop import BatchCollector, SyncLoop
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
 OPTS = b'{"attempts":1,"de":{"id":"only-one"}}'
@@ -102,7 +105,8 @@ def test_the_reason_for_rescheduling_an_iteration_is_the_text_of_the_error() -> 
     assert [outcome.reason for outcome in outcomes if outcome] == ["no such day", "ValueError"]
 
 
-def test_a_job_whose_task_is_not_called_has_a_duration_of_zero() -> None:
+@pytest.mark.parametrize("in_batch", [False, True])
+def test_a_job_whose_task_is_not_called_has_a_duration_of_zero(in_batch: bool) -> None:
     nothing: Any = None
     job: Any = SimpleNamespace(max_concurrent=0, job=SimpleNamespace(name="send", is_repeated=False))
     runner: Any = SimpleNamespace(begin=lambda _: CompletedOutcome(b"1", 1), counting_cpu=lambda _: nothing)
@@ -112,11 +116,37 @@ def test_a_job_whose_task_is_not_called_has_a_duration_of_zero() -> None:
         def write(self, _acquired: AcquiredJob, _outcome: object, duration_ms: float) -> None:
             durations.append(duration_ms)
 
+        def write_many(self, ended: Sequence[tuple[AcquiredJob, object]], duration_ms: float) -> None:
+            durations.extend(duration_ms for _ in ended)
+
     child_limits: Any = SimpleNamespace(exist=False)
     fetcher: Any = SimpleNamespace(bus=Bus())
-    collector: Any = SimpleNamespace(batches={})
+    collector: Any = SimpleNamespace(batches={"send": (9, 0)} if in_batch else {}, collect=lambda first: [first])
     starter = JobStarter(fetcher, runner, nothing, nothing, child_limits)
     finisher: Any = SimpleNamespace(counts=None, ending=nothing, ended=nothing, limit_call=nothing)
     writer = Writer(fetcher, finisher)
-    SyncLoop(fetcher, starter, runner, writer, nothing, child_limits, collector, nothing, nothing)._work(job)
+    prefetch: Any = SimpleNamespace(count=SimpleNamespace(record_long_job=lambda: None))
+    SyncLoop(fetcher, starter, runner, writer, nothing, child_limits, collector, prefetch, nothing)._work(job)
     assert durations == [0.0]
+
+
+def test_a_batch_is_filled_as_soon_as_a_delayed_job_is_due() -> None:
+    waits: list[int] = []
+    fetcher: Any = SimpleNamespace(
+        may_collect=True,
+        pool=SimpleNamespace(take_reserved=lambda _: ["slot"], give_back=lambda *_: None),
+        fetch_many=lambda *_: [NoJob(due_ms=1_200)],
+        adopt=lambda *_: None,
+    )
+
+    def wait_for_queue(_index: int, wait_ms: int) -> bool:
+        waits.append(wait_ms)
+        fetcher.may_collect = False
+        return False
+
+    fetcher.wait_for_queue = wait_for_queue
+    control: Any = SimpleNamespace(has_permits=False)
+    clock: Any = SimpleNamespace(now_ms=lambda: 1_000)
+    first: Any = SimpleNamespace(job=SimpleNamespace(name="send"), queue_index=0, max_concurrent=0)
+    assert BatchCollector(fetcher, control, clock, {"send": (2, 60_000)}).collect(first) == [first]
+    assert waits == [200]

@@ -29,6 +29,7 @@ def test_fields_of_another_version_are_ignored_and_missing_ones_have_defaults() 
     stored = {"id": "w", "new": [1], "children": [{"pid": 7, "cpu": 0.5, "jobs": [{"id": "1", "x": 1}]}]}
     state = WorkerState.from_json(json.dumps(stored).encode())
     assert state == WorkerState(id="w", children=(WorkerChild(pid=7, jobs=(WorkerJob(id="1"),)),))
+    assert (state.pid, state.started_ms, state.concurrency, state.permits) == (0, 0, 0, None)
 
 
 @pytest.mark.parametrize(
