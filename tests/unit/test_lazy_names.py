@@ -64,7 +64,7 @@ def test_spark_executors_import_no_app_and_no_queue(module: str) -> None:
         & {"bulltask.app", "bulltask.queue.aio.queue", "bulltask.registry.task", "bulltask.observe.events", "click"}
         == set()
     )
-    assert modules & {"pandas", "structlog", "prometheus_client"} == set()
+    assert modules & {"structlog", "prometheus_client"} == set()
 
 
 @pytest.mark.parametrize("package", LAZY)
