@@ -336,6 +336,7 @@ def without_ties(written: list[Row]) -> list[Row]:
     written=st.lists(rows(), min_size=1, max_size=25).map(without_ties),
     searches=st.lists(st.tuples(FILTERS, st.integers(1, 7)), min_size=2, max_size=2),
 )
+@pytest.mark.slow
 def test_a_search_returns_the_same_jobs_as_a_reference_search_in_memory(
     written: list[Row], searches: list[tuple[Row, int]]
 ) -> None:

@@ -136,6 +136,7 @@ legacy.migrate(Lake(sys.argv[1]))
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_a_conversion_that_is_killed_at_any_step_is_continued(old: OldLakeBuilder) -> None:
     """A single lake is killed at its first step, then at the second of the rest, and so on until it is converted."""
     kills = 0

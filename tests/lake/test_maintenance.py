@@ -66,6 +66,7 @@ def test_the_files_of_past_days_are_merged_without_changing_rows(lake: LakeBuild
     assert result_of(EVENTS, maintain(lake.lake, today=TODAY)).merged_days == 0
 
 
+@pytest.mark.slow
 def test_the_files_of_the_current_day_are_merged_when_there_are_many(lake: LakeBuilder) -> None:
     for _ in range(101):
         lake.gaps([{"detected_at": at("2026-11-23"), "last_id_before": "1-0", "lost": 1, "exact": True}])
@@ -193,6 +194,7 @@ def test_a_rewrite_that_is_always_overtaken_is_an_error(lake: LakeBuilder, monke
         maintain(lake.lake, today=TODAY)
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_every_search_finds_each_job_once_while_batches_and_maintenance_commit(lake: LakeBuilder) -> None:
     finished = {"state": "failed", "finished_at": at("2026-11-20")}

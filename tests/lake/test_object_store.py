@@ -23,6 +23,7 @@ def options() -> Iterator[Mapping[str, str]]:
         yield options
 
 
+@pytest.mark.slow
 def test_a_lake_in_an_object_store_is_searched_maintained_and_forgets(
     options: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,7 @@ def assert_has(lake: Lake, events: Sequence[LifecycleEvent]) -> None:
     assert head.open_job_events == rows_of(lake, OPEN_EVENTS).num_rows
 
 
+@pytest.mark.slow
 def test_batches_have_each_event_once_and_silver_equals_all_events_folded_together(
     driver: StoredBatches, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +215,7 @@ def assert_same_tables(lake: Lake, other: Lake) -> None:
     assert [gap["lost"] for gap in rows_of(lake, GAPS).to_pylist()] == [3]
 
 
+@pytest.mark.slow
 def test_a_batch_killed_at_any_step_is_completed_without_reading_its_events_again(tmp_path: Path) -> None:
     calm = FragileLake(tmp_path / "calm" / "lake")
     assert not write_and_kill(calm, tmp_path / "calm" / "checkpoint", NEVER)
@@ -227,6 +229,7 @@ def test_a_batch_killed_at_any_step_is_completed_without_reading_its_events_agai
     assert kill_at > 15
 
 
+@pytest.mark.slow
 def test_a_lake_in_an_object_store_survives_kills_and_never_shows_its_credentials(tmp_path: Path) -> None:
     calm = FragileLake(tmp_path / "lake")
     write_and_kill(calm, tmp_path / "calm", NEVER)
