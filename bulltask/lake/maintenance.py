@@ -130,6 +130,13 @@ def maintain(
     return [work.on(table, (keep or {}).get(table)) for table in TABLES.values() if lake.open(table) is not None]
 
 
+def _opened(lake: Lake, table: Table) -> Snapshot:
+    """Return the latest version of a table that exists."""
+    snapshot = lake.open(table)
+    assert snapshot is not None
+    return snapshot
+
+
 def _rewrite(
     lake: Lake,
     table: Table,
@@ -148,6 +155,8 @@ def _rewrite(
 
 @dataclass(frozen=True, slots=True)
 class _Work:
+    """The maintenance of a lake's tables, one after the other."""
+
     lake: Lake
     today: date
     target: int  # bytes
@@ -158,19 +167,14 @@ class _Work:
         result = Maintenance(table.full_name)
         if keep is not None:
             result = self._expire(table, keep, result)
-        for day in self._open(table).partitions:
+        for day in _opened(self.lake, table).partitions:
             result = self._merge(table, day, result)
         if not self.dry_run:
             self.lake.write_checkpoint(table)
         return replace(result, deleted_files=self.lake.vacuum(table, dry_run=self.dry_run))
 
-    def _open(self, table: Table) -> Snapshot:
-        snapshot = self.lake.open(table)
-        assert snapshot is not None
-        return snapshot
-
     def _expire(self, table: Table, keep: int, result: Maintenance) -> Maintenance:
-        snapshot, first = self._open(table), self.today - timedelta(keep - 1)
+        snapshot, first = _opened(self.lake, table), self.today - timedelta(keep - 1)
         days = [day for day in snapshot.partitions if day < f"{first}"]
         files = snapshot.files(days)
         if files and not self.dry_run:
@@ -180,7 +184,7 @@ class _Work:
     def _merge(self, table: Table, day: str, result: Maintenance) -> Maintenance:
         """Merge the small files of a day; of a past day of silver, merge all files if any is small."""
         for tries_left in reversed(range(_TRIES)):
-            snapshot, is_past = self._open(table), day < f"{self.today}"
+            snapshot, is_past = _opened(self.lake, table), day < f"{self.today}"
             kept = _kept_files(self.lake, snapshot)
             files = [file for file in snapshot.files([day]) if file.path not in kept]
             small = [file for file in files if file.size < self.target / 2]
@@ -372,17 +376,15 @@ def _tables(lake: Lake, last: Table) -> list[Table]:
 
 
 def _count(lake: Lake, table: Table, jobs: Collection[JobKey]) -> Forgotten:
-    snapshot = lake.open(table)
-    assert snapshot is not None
-    counts = [_match(lake, table, file, jobs)[1] for file in _candidates(table, snapshot.files(), jobs)]
+    files = _opened(lake, table).files()
+    counts = [_match(lake, table, file, jobs)[1] for file in _candidates(table, files, jobs)]
     found = [count for count in counts if count]
     return Forgotten(table.full_name, sum(found), len(found))
 
 
 def _remove(lake: Lake, table: Table, jobs: Collection[JobKey]) -> Forgotten:
     """Rewrite the files with rows of the jobs, and delete all files of earlier versions."""
-    snapshot = lake.open(table)
-    assert snapshot is not None
+    snapshot = _opened(lake, table)
     replaced: list[DataFile] = []
     new: list[DataFile] = []
     removed = 0

@@ -3,8 +3,8 @@
 ::
 
     LAKE/bronze/events/_delta_log/…                    each directory is a Delta table
-    LAKE/bronze/events/dt=2026-11-22/b000000017-….parquet
-    LAKE/silver/jobs/…
+    LAKE/bronze/events/dt=2026-11-22/events-….parquet
+    LAKE/silver/jobs/dt=2026-11-22/b000000017-….parquet
     LAKE/_pipeline/open_jobs/…                         the pipeline's state, a Delta table, too
     LAKE/_pipeline/checkpoint/, LAKE/_pipeline/lock    in a file system
 
@@ -414,11 +414,15 @@ class Lake:
         for file in files if self.directory is not None else ():
             path = Path(self.location(table), file.path)
             if not path.is_file() or path.stat().st_size != file.size:
-                raise LakeError(
-                    f"[BULLTASK_LAKE_NOT_SHARED] a task has written {file.path} of {table.full_name}, but the driver "
-                    f"does not have this file: {self.root} must be the same directory for the driver and for all "
-                    "executors. Nothing was added to the table: mount the directory on every node and try again"
-                )
+                what = f"a task has written {file.path} of {table.full_name}, but the driver does not have this file"
+                raise self.not_shared_error(what, "table")
+
+    def not_shared_error(self, what: str, unchanged: str) -> LakeError:
+        """Return the error for a file that a process cannot find; nothing was added to ``unchanged``."""
+        return LakeError(
+            f"[BULLTASK_LAKE_NOT_SHARED] {what}: {self.root} must be the same directory for the driver and for all "
+            f"executors. Nothing was added to the {unchanged}: mount the directory on every node and try again"
+        )
 
     def _write_file(self, table: Table, path: str, rows: Any) -> int:
         """Write a file and return its size."""

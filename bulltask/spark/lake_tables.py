@@ -22,12 +22,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StringType, StructType
 
-from bulltask.jobs.errors import LakeError
 from bulltask.lake.reader import dataset_of
 from bulltask.lake.storage import DataFile, Lake, Snapshot
 from bulltask.lake.tables import Table
 from bulltask.spark.sink import vectorized_udf
 from bulltask.spark.source.columns import spark_schema
+from bulltask.spark.source.planning import pack
 
 __all__ = [
     "append",
@@ -83,8 +83,9 @@ def read_files(
     spark: SparkSession, lake: Lake, table: Table, files: Sequence[DataFile], columns: Sequence[str] | None = None
 ) -> DataFrame:
     """Return the rows of some files of a table, whether they are committed or not."""
-    names = spark_schema(table).names if columns is None else columns
-    schema = StructType([spark_schema(table)[name] for name in names])
+    schema = spark_schema(table)
+    if columns is not None:
+        schema = StructType([schema[name] for name in columns])
     if not files:
         return spark.createDataFrame([], schema)
     if lake.directory is None:
@@ -126,11 +127,7 @@ def check_shared(lake: Lake) -> Iterator[None]:
         missing = _MISSING_FILE.search(str(exc))
         if missing is None:
             raise
-        raise LakeError(
-            f"[BULLTASK_LAKE_NOT_SHARED] a task of Spark cannot find {missing[1]}: {lake.root} must be the same "
-            "directory for the driver and for all executors. Nothing was added to the lake: mount the directory on "
-            "every node and try again"
-        ) from None
+        raise lake.not_shared_error(f"a task of Spark cannot find {missing[1]}", "lake") from None
 
 
 def write_files(rows: DataFrame, table: Table, lake: Lake) -> list[DataFile]:
@@ -173,15 +170,16 @@ def _write(lake: Lake, table: Table, structs: Iterator[pa.StructArray]) -> Itera
     """Write a task's rows; yield the files as JSON beside its last rows, and nulls beside all others."""
     rows: list[pa.RecordBatch] = []
     files: list[DataFile] = []
-    count = 0
+    count = size = 0
     for array in structs:
         if count:
             yield pa.nulls(count, pa.string())
         count = len(array)
         rows.append(pa.RecordBatch.from_struct_array(array))
-        if sum(batch.nbytes for batch in rows) >= _FILE_BYTES:
+        size += rows[-1].nbytes
+        if size >= _FILE_BYTES:
             files += lake.write(table, pa.Table.from_batches(rows), "part")
-            rows.clear()
+            rows, size = [], 0
     if rows:
         files += lake.write(table, pa.Table.from_batches(rows), "part")
     if count:
@@ -226,15 +224,7 @@ class _LakeReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return small files together, up to `_TASK_BYTES`."""
-        groups: list[list[DataFile]] = []
-        size = _TASK_BYTES
-        for file in self._files:
-            if size + file.size > _TASK_BYTES:
-                groups.append([])
-                size = 0
-            groups[-1].append(file)
-            size += file.size
-        return [InputPartition(group) for group in groups]
+        return [InputPartition(group) for group in pack(self._files, lambda file: file.size, _TASK_BYTES)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield the rows of some files as Arrow record batches."""

@@ -22,7 +22,7 @@ from bulltask.cli.terminal import as_table, echo, print_json
 from bulltask.config.parsers import parse_names
 from bulltask.jobs.errors import MissingExtraError
 from bulltask.lake.formatting import pluralize
-from bulltask.lake.tables import EVENTS, GAPS, TASK_MINUTE
+from bulltask.lake.tables import EVENTS, GAPS, JOBS, TASK_MINUTE
 
 if TYPE_CHECKING:
     from bulltask.lake.maintenance import Maintenance
@@ -175,7 +175,6 @@ def forget_command(
     """
     from bulltask.lake.maintenance import JobKey, forget, jobs_where, jobs_with_id  # noqa: PLC0415 - slow
     from bulltask.lake.storage import find_tables  # noqa: PLC0415 - slow
-    from bulltask.lake.tables import JOBS  # noqa: PLC0415 - slow
 
     if bool(job_ids) == bool(where):
         raise click.UsageError("give either --job or --where")
@@ -410,7 +409,7 @@ def _report_missing_extra() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as exc:
-        if exc.name not in {"deltalake", "pyarrow", "jinja2", "markupsafe"}:
+        if exc.name not in {"jinja2", "markupsafe"}:  # `lake_option` has imported the others
             raise
         raise MissingExtraError(
             f"the report needs {exc.name}, which is not installed: pip install 'bulltask[report]'"
