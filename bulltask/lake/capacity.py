@@ -11,14 +11,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from bulltask.jobs.clock import Duration, to_ms
 from bulltask.jobs.errors import ConfigError
-from bulltask.lake.formatting import pluralize, significant
+from bulltask.lake.formatting import Unit, pluralize, significant
 from bulltask.lake.log_histogram import mean_and_variance, merge_histograms
 
-__all__ = ["Load", "Recommendation", "min_slots", "recommend", "waiting_probability"]
+__all__ = ["Estimate", "Load", "Recommendation", "min_slots", "recommend", "waiting_probability"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +105,9 @@ class Estimate:
         utilization: The fraction of slots that are busy, 0 to 1; 1 if the queue grows without bound.
     """
 
-    concurrency: int
-    in_time: float
-    utilization: float
+    concurrency: Annotated[int, "Concurrency", Unit.COUNT]
+    in_time: Annotated[float, "Start within target", Unit.FRACTION]
+    utilization: Annotated[float, "Utilization", Unit.FRACTION]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bulltask.lake.formatting import Unit, format_value, one_line
 from bulltask.lake.log_histogram import bucket_of
-from bulltask.lake.report.charts import Series, bands, chart, ranges
+from bulltask.lake.report.charts import Chart, Series, bands, ranges
 from bulltask.lake.report.data import Axis, TaskAggregate
 
 NOON = int(datetime(2026, 11, 22, 12, tzinfo=UTC).timestamp()) // 60
@@ -37,7 +37,7 @@ def test_an_axis_has_a_point_for_each_of_its_minutes(first: int, length: int) ->
 
 
 def test_a_line_has_steps_and_gaps() -> None:
-    result = chart("Jobs", "jobs", Axis(NOON, 1, 5), [Series("a", [0, 4, 4, None, 2])])
+    result = Chart("Jobs", "jobs", Axis(NOON, 1, 5), [Series("a", [0, 4, 4, None, 2])])
     assert result.curves[0].path == "M0.0 100H200V0H600M800.0 50H1000"
     assert [(tick.position, tick.text) for tick in result.y_ticks] == [
         (0, "0"),
@@ -49,20 +49,20 @@ def test_a_line_has_steps_and_gaps() -> None:
 
 
 def test_negative_values_are_drawn_below_a_line_at_zero() -> None:
-    result = chart("Backlog", "jobs", HOUR, [Series("a", [-50.0, 100.0] * 30)])
+    result = Chart("Backlog", "jobs", HOUR, [Series("a", [-50.0, 100.0] * 30)])
     assert (result.y_ticks[0].text, result.y_ticks[-1].text) == ("-50", "100")
     assert result.zero == pytest.approx(100 / 3, abs=0.01)
 
 
 def test_durations_are_on_a_logarithmic_axis_with_whole_units() -> None:
-    result = chart("Wait", "ms", HOUR, [Series("a", [0.0, 45.0, 70_000.0, None] * 15)])
+    result = Chart("Wait", "ms", HOUR, [Series("a", [0.0, 45.0, 70_000.0, None] * 15)])
     texts = [tick.text for tick in result.y_ticks]
     assert texts == ["1 ms", "10 ms", "100 ms", "1 s", "10 s", "1 min", "10 min"]
     assert result.unit == "log scale"
 
 
 def test_a_line_without_values_is_omitted_and_others_keep_their_style() -> None:
-    result = chart("Wait", "ms", HOUR, [Series("a", [None] * 60), Series("b", [1.0] * 60)])
+    result = Chart("Wait", "ms", HOUR, [Series("a", [None] * 60), Series("b", [1.0] * 60)])
     assert [(curve.label, curve.style) for curve in result.curves] == [("b", 1)]
     assert [line["label"] for line in result.payload["lines"]] == ["b"]
 
@@ -78,7 +78,7 @@ def test_a_line_without_values_is_omitted_and_others_keep_their_style() -> None:
     ],
 )
 def test_time_ticks_have_round_values(axis: Axis, first: float, texts: list[str]) -> None:
-    ticks = chart("Jobs", "jobs", axis, [Series("a", [1.0] * axis.points)]).x_ticks
+    ticks = Chart("Jobs", "jobs", axis, [Series("a", [1.0] * axis.points)]).x_ticks
     assert ([tick.text for tick in ticks][: len(texts)], ticks[0].position) == (texts, first)
     assert len(ticks) <= 10
 
@@ -89,10 +89,10 @@ def test_time_ticks_have_round_values(axis: Axis, first: float, texts: list[str]
     ),
     st.sampled_from(["ms", "jobs"]),
 )
-def test_every_value_is_within_the_chart(values: list[float | None], unit: str) -> None:
+def test_every_value_is_within_the_Chart(values: list[float | None], unit: str) -> None:
     if unit == "ms":
         values = [None if value is None else abs(value) % 5e9 for value in values]
-    result = chart("Jobs", unit, Axis(NOON, 1, len(values)), [Series("a", values)])
+    result = Chart("Jobs", unit, Axis(NOON, 1, len(values)), [Series("a", values)])
     heights = [
         float(part.split("H")[0].split(" ")[-1]) for part in result.curves[0].path.replace("V", "M").split("M")[1:]
     ]

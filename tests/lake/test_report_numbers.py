@@ -157,7 +157,8 @@ def test_a_row_without_a_task_name_counts_only_if_attempts_ran(lake: LakeBuilder
 
 def test_objectives_of_several_days_are_combined(lake: LakeBuilder) -> None:
     lake.gold("slo_day", [slo_row("2026-11-21", 1000), slo_row("2026-11-22", 985, complete=False)])
-    [row] = as_dicts(sections.slo(read(lake.lake, period("2026-11-21..2026-11-22"))))
+    objectives = sections.objectives(read(lake.lake, period("2026-11-21..2026-11-22")))
+    [row] = as_dicts(sections.table_of(sections.ObjectiveResult, objectives))
     assert (row["measured"], row["good"], row["complete"]) == (2000, 1985, False)
     assert row["error_budget_remaining"] == pytest.approx(1 - (15 / 2000) / 0.01)
 
@@ -165,7 +166,7 @@ def test_objectives_of_several_days_are_combined(lake: LakeBuilder) -> None:
 def test_the_objective_with_the_lowest_budget_comes_first(lake: LakeBuilder) -> None:
     rows = [{**slo_row("2026-11-22", good), "name": name} for name, good in (("fine", 1000), ("over", 900))]
     lake.gold("slo_day", rows)
-    result = as_dicts(sections.slo(read(lake.lake, DAY)))
+    result = as_dicts(sections.table_of(sections.ObjectiveResult, sections.objectives(read(lake.lake, DAY))))
     assert [(row["name"], round(row["error_budget_remaining"], 2)) for row in result] == [("over", -9.0), ("fine", 1.0)]
 
 

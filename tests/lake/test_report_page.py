@@ -298,4 +298,6 @@ def test_a_long_name_is_shortened_and_may_wrap(lake: LakeBuilder, letters: int) 
     assert not any(re.search("n{121}|q{121}", line) for line in shown)
     assert any(line.startswith("com.example.nnn") and "n…n" in line for line in shown)
     assert re.search(r"body \{[^}]*overflow-wrap: anywhere", html(report))
-    assert sections.cost(report.costs).rows[0][1] == "com.example." + "n" * letters, "tables have the full name"
+    assert sections.table_of(sections.Cost, report.costs).rows[0][1] == "com.example." + "n" * letters, (
+        "tables have the full name"
+    )

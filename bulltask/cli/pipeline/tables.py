@@ -372,9 +372,7 @@ def report_command(
     queues: str | None,
     output_format: str | None,
     output: Path | None,
-    max_wait: float,
-    target: float,
-    peak_factor: float,
+    **target: Any,
 ) -> None:
     """Write a report on one or more days from the gold tables, as one self-contained HTML file.
 
@@ -387,13 +385,11 @@ def report_command(
     with _report_missing_extra():
         from bulltask.lake.report.data import Period  # noqa: PLC0415 - slow, like the others
         from bulltask.lake.report.page import html, make_report, markdown  # noqa: PLC0415
-        from bulltask.lake.report.sections import CapacityTarget  # noqa: PLC0415
 
         report_days = day_range or [one_day or _last_day(lake)]
         names = tuple(name.strip() for name in (queues or "").split(",") if name.strip())
-        report = make_report(
-            lake, Period(report_days[0], report_days[-1], names), CapacityTarget(max_wait, target, peak_factor)
-        )
+        period = Period(report_days[0], report_days[-1], names)
+        report = make_report(lake, period, **target)
         if section:
             text = _report_table(report, section, output_format)
         else:
@@ -445,10 +441,10 @@ def _report_table(report: Report, section: str, output_format: str) -> str:
 
     short = output_format in {"table", "md"}
     report_tables: Mapping[str, ReportTable] = {
-        "slo": sections.slo(report.data),
-        "capacity": page.capacity_table(report.queues, report.recommendations),
-        "cost": sections.cost(sections.costs(report.data)),
-        "errors": page.short_errors(report.failures) if short else sections.errors(report.failures),
+        "slo": sections.table_of(sections.ObjectiveResult, report.objectives),
+        "capacity": sections.capacity(report.queues, report.recommendations),
+        "cost": sections.table_of(sections.Cost, sections.costs(report.data)),
+        "errors": (sections.short_errors if short else sections.errors)(report.failures),
     }
     text = page.recommendation_text(report.recommendations) if section == "capacity" and short else ""
     formatters = {"table": sections.as_text, "json": sections.as_json, "csv": sections.as_csv}

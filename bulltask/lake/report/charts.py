@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from bulltask.lake.formatting import Unit, format_value, shorten
 from bulltask.lake.log_histogram import merge_histograms, percentile
@@ -23,10 +23,12 @@ from bulltask.lake.report.data import (
     QueueAggregate,
     ReportData,
     TaskAggregate,
+    aggregated,
     incomplete_minutes,
+    sums,
 )
 
-__all__ = ["Chart", "Ranges", "Series", "backlog", "bands", "busy", "chart", "percentiles", "ranges", "rates"]
+__all__ = ["Chart", "Ranges", "Series", "backlog", "bands", "busy", "percentiles", "ranges", "rates"]
 
 
 @dataclass(slots=True)
@@ -41,9 +43,9 @@ class Series:
 def rates(data: ReportData, axis: Axis, names: Sequence[str]) -> list[Series]:
     """Return how many jobs or attempts there were per minute, for some counters of gold.task_minute."""
     lines = [Series(name, [0.0] * axis.points) for name in names]
-    for row in data.tasks.group_by("at").aggregate([(name, "sum") for name in names]).to_pylist():
+    for row in aggregated(data.tasks, ["at"], sums(*names)).to_pylist():
         for line in lines:
-            line.values[axis.index(row["at"])] = (row[f"{line.label}_sum"] or 0) / axis.step
+            line.values[axis.index(row["at"])] = (row[line.label] or 0) / axis.step
     return lines
 
 
@@ -71,7 +73,7 @@ def percentiles(
 
 def busy(data: ReportData, axis: Axis, aggregates: Sequence[QueueAggregate]) -> list[Series]:
     """Return the number of busy slots of each queue."""
-    return _by_queue(data, axis, aggregates, "busy_slots_sum", axis.step)
+    return _by_queue(data, axis, aggregates, "busy_slots", axis.step)
 
 
 def backlog(data: ReportData, axis: Axis, aggregates: Sequence[QueueAggregate]) -> list[Series]:
@@ -80,7 +82,7 @@ def backlog(data: ReportData, axis: Axis, aggregates: Sequence[QueueAggregate]) 
     After the first lost event the backlog is unknown: a job whose *added* event was lost would only count when it
     finishes.
     """
-    lines = _by_queue(data, axis, aggregates, "backlog_delta_sum", 1)
+    lines = _by_queue(data, axis, aggregates, "backlog_delta", 1)
     known_points, incomplete = [axis.points] * len(lines), incomplete_minutes(data)
     for index, aggregate in enumerate(aggregates):
         line = min(index, len(lines) - 1)  # the last line may combine several queues
@@ -114,8 +116,7 @@ _MAX_TICKS: Final = 9
 _DAY: Final = 1440
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(NamedTuple):
     """A tick of an axis: a position in percent and a label. Minor ticks are hidden on small screens."""
 
     position: float
@@ -123,8 +124,7 @@ class Tick:
     minor: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
+class Curve(NamedTuple):
     """A drawn line: an SVG path's ``d``. Lines with the same number as ``style`` look the same in all charts."""
 
     label: str
@@ -133,14 +133,70 @@ class Curve:
     others: bool
 
 
-@dataclass(frozen=True, slots=True)
+class Range(NamedTuple):
+    """The 50th, 95th and 99th percentile of one task: positions in percent, and labels."""
+
+    label: str
+    positions: Sequence[float]
+    texts: Sequence[str]
+
+
+class Ranges(NamedTuple):
+    """Percentiles of tasks on a common logarithmic axis."""
+
+    ticks: Sequence[Tick]
+    rows: Sequence[Range]
+
+
+class _Scale:
+    """Maps values to percent of the height, with round values at both ends."""
+
+    def __init__(self, values: Sequence[float], unit: Unit) -> None:
+        self._unit = unit
+        self.values = _round_times(values) if unit is Unit.MS else _round_numbers(values)
+        self.low = self.values[0]
+        self.high = self.values[-1]
+
+    def position(self, value: float) -> float:
+        if self._unit is not Unit.MS:
+            return (value - self.low) / (self.high - self.low) * 100
+        return math.log(max(value, self.low) / self.low) / math.log(self.high / self.low) * 100
+
+    @property
+    def ticks(self) -> list[Tick]:
+        return [Tick(round(self.position(value), 2), format_value(value, self._unit)) for value in self.values]
+
+
+def _round_times(values: Sequence[float]) -> Sequence[float]:
+    smallest, largest = max(min(values), 1), max(*values, 1)
+    low = max(tick for tick in _TIMES_MS if tick <= smallest)
+    high = next((tick for tick in _TIMES_MS if tick >= largest and tick > low), _TIMES_MS[-1])
+    return [tick for tick in _TIMES_MS if low <= tick <= high]
+
+
+def _round_numbers(values: Sequence[float]) -> Sequence[float]:
+    low, high = min(0.0, *values), max(0.0, *values)
+    if high - low < 1e-6:
+        high = low + 1
+    rough = (high - low) / 4
+    power = 10 ** math.floor(math.log10(rough))
+    step = next(size * power for size in (1, 2, 2.5, 5, 10) if size * power >= rough * 0.999)
+    first, last = math.floor(low / step), math.ceil(high / step - 0.001)
+    return [round(count * step, 10) for count in range(first, last + 1)]
+
+
 class Chart:
-    """A chart of lines over time.
+    """A chart of lines over time, of which at least one has values.
+
+    Args:
+        title: The title.
+        unit: The unit of the y axis; ``ms`` makes it logarithmic.
+        axis: The x axis.
+        lines: The lines. Those without values are omitted; all others keep their style.
+        lost: The result of :func:`bands`.
 
     Attributes:
-        title: The title.
-        unit: The unit of the y axis, as text.
-        curves: The lines.
+        curves: The drawn lines.
         x_ticks: Ticks from left to right.
         y_ticks: Ticks from the bottom up.
         zero: The position of 0 in percent, if it is above the bottom.
@@ -149,75 +205,26 @@ class Chart:
         payload: Start (epoch seconds), step (seconds), unit and values, for the page's script.
     """
 
-    title: str
-    unit: str
-    curves: Sequence[Curve]
-    x_ticks: Sequence[Tick]
-    y_ticks: Sequence[Tick]
-    zero: float | None
-    bands: Sequence[tuple[float, float]]
-    summary: str
-    payload: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """The 50th, 95th and 99th percentile of one task: positions in percent, and labels."""
-
-    label: str
-    positions: Sequence[float]
-    texts: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Ranges:
-    """Percentiles of tasks on a common logarithmic axis."""
-
-    ticks: Sequence[Tick]
-    rows: Sequence[Range]
-
-
-@dataclass(frozen=True, slots=True)
-class _Scale:
-    """Maps values to percent of the height."""
-
-    low: float
-    high: float
-    log: bool
-
-    def position(self, value: float) -> float:
-        if not self.log:
-            return (value - self.low) / (self.high - self.low) * 100
-        return math.log(max(value, self.low) / self.low) / math.log(self.high / self.low) * 100
-
-
-def chart(
-    title: str, unit: str, axis: Axis, lines: Sequence[Series], lost: Iterable[tuple[float, float]] = ()
-) -> Chart:
-    """Lay out a chart of series with at least one value; ``lost`` is the result of :func:`bands`.
-
-    Series without values are omitted; all others keep their style. The unit ``ms`` makes the axis logarithmic.
-    """
-    drawn = [(style, line) for style, line in enumerate(lines) if any(value is not None for value in line.values)]
-    values = [value for _, line in drawn for value in line.values if value is not None]
-    kind = Unit.MS if unit == "ms" else Unit.NUMBER
-    scale, ticks = _log_scale(values) if unit == "ms" else _linear_scale(values)
-    return Chart(
-        title,
-        "log scale" if unit == "ms" else unit,
-        [Curve(line.label, _path(line.values, scale), style, line.others) for style, line in drawn],
-        _x_ticks(axis),
-        [Tick(round(scale.position(value), 2), format_value(value, kind)) for value in ticks],
-        round(scale.position(0), 2) if scale.low < 0 < scale.high and not scale.log else None,
-        list(lost),
-        _summary(title, lines, axis, kind),
-        {
+    def __init__(
+        self, title: str, unit: str, axis: Axis, lines: Sequence[Series], lost: Sequence[tuple[float, float]] = ()
+    ) -> None:
+        drawn = [(style, line) for style, line in enumerate(lines) if any(value is not None for value in line.values)]
+        kind = Unit.MS if unit == "ms" else Unit.NUMBER
+        scale = _Scale([value for _, line in drawn for value in line.values if value is not None], kind)
+        self.title = title
+        self.bands = lost
+        self.unit = "log scale" if kind is Unit.MS else unit
+        self.curves = [Curve(line.label, _path(line.values, scale), style, line.others) for style, line in drawn]
+        self.x_ticks = _x_ticks(axis)
+        self.y_ticks = scale.ticks
+        self.zero = round(scale.position(0), 2) if scale.low < 0 < scale.high else None
+        self.summary = f"{title}. {'; '.join(_highest(line, axis, kind) for _, line in drawn)}."
+        self.payload: dict[str, Any] = {
             "start": axis.start * 60,
             "step": axis.step * 60,
             "unit": kind.value,
             "lines": [{"label": line.label, "values": [_short(value) for value in line.values]} for _, line in drawn],
-        },
-    )
+        }
 
 
 def bands(axis: Axis, minutes: Iterable[int]) -> list[tuple[float, float]]:
@@ -244,7 +251,7 @@ def ranges(aggregates: Sequence[TaskAggregate], metric: str) -> Ranges | None:
     with_values = [(aggregate, values) for aggregate, values in measured if values[0] is not None]
     if not with_values:
         return None
-    scale, ticks = _log_scale([value for _, values in with_values for value in values])
+    scale = _Scale([value for _, values in with_values for value in values], Unit.MS)
     rows = [
         Range(
             aggregate.label,
@@ -253,26 +260,7 @@ def ranges(aggregates: Sequence[TaskAggregate], metric: str) -> Ranges | None:
         )
         for aggregate, values in with_values
     ]
-    return Ranges([Tick(round(scale.position(tick), 2), format_value(tick, Unit.MS)) for tick in ticks], rows)
-
-
-def _log_scale(values: Sequence[float]) -> tuple[_Scale, list[float]]:
-    smallest, largest = max(min(values), 1), max(*values, 1)
-    low = max(tick for tick in _TIMES_MS if tick <= smallest)
-    high = next((tick for tick in _TIMES_MS if tick >= largest and tick > low), _TIMES_MS[-1])
-    return _Scale(low, high, log=True), [tick for tick in _TIMES_MS if low <= tick <= high]
-
-
-def _linear_scale(values: Sequence[float]) -> tuple[_Scale, list[float]]:
-    low, high = min(0.0, *values), max(0.0, *values)
-    if high - low < 1e-6:
-        high = low + 1
-    rough = (high - low) / 4
-    power = 10 ** math.floor(math.log10(rough))
-    step = next(size * power for size in (1, 2, 2.5, 5, 10) if size * power >= rough * 0.999)
-    first, last = math.floor(low / step), math.ceil(high / step - 0.001)
-    ticks = [round(count * step, 10) for count in range(first, last + 1)]
-    return _Scale(ticks[0], ticks[-1], log=False), ticks
+    return Ranges(scale.ticks, rows)
 
 
 def _x_ticks(axis: Axis) -> list[Tick]:
@@ -316,12 +304,8 @@ def _short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.3g}") if abs(value) < 1_000 else round(value)
 
 
-def _summary(title: str, lines: Sequence[Series], axis: Axis, kind: Unit) -> str:
-    parts = []
-    for line in lines:
-        values = [(value, index) for index, value in enumerate(line.values) if value is not None]
-        if values:
-            highest, index = max(values, key=lambda item: (item[0], -item[1]))
-            at = datetime.fromtimestamp((axis.start + index * axis.step) * 60, UTC)
-            parts.append(f"{line.label}: at most {format_value(highest, kind)}, {at:%Y-%m-%d %H:%M} UTC")
-    return f"{title}. " + "; ".join(parts) + "."
+def _highest(line: Series, axis: Axis, kind: Unit) -> str:
+    """Return a line's highest value as text, and when it was reached first."""
+    value, index = max(((value, -index) for index, value in enumerate(line.values) if value is not None))
+    at = datetime.fromtimestamp((axis.start - index * axis.step) * 60, UTC)
+    return f"{line.label}: at most {format_value(value, kind)}, {at:%Y-%m-%d %H:%M} UTC"

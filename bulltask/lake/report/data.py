@@ -7,17 +7,17 @@ does not grow with the number of jobs.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from bulltask.jobs.errors import ConfigError
-from bulltask.lake.formatting import shorten
+from bulltask.lake.formatting import Unit, shorten
 from bulltask.lake.log_histogram import Histogram, merge_histograms, percentile
 from bulltask.lake.reader import GapRow, TableReader, find_gaps
 from bulltask.lake.storage import Lake, arrow_schema
@@ -26,7 +26,6 @@ from bulltask.lake.tables import ATTEMPTS, CAPACITY_MINUTE, COST_DAY, ERRORS_DAY
 __all__ = [
     "MAX_SERIES",
     "MAX_TASKS",
-    "MINUTE",
     "UNKNOWN",
     "Axis",
     "DurationHistograms",
@@ -35,19 +34,18 @@ __all__ = [
     "ReportData",
     "Row",
     "TaskAggregate",
+    "aggregated",
     "busiest_day",
     "by_queue",
     "by_task",
     "incomplete_minutes",
-    "labels",
     "read",
+    "sums",
     "top_with_others",
 ]
 
-
 T = TypeVar("T")
 
-MINUTE: Final = timedelta(minutes=1)
 _MAX_DAYS: Final = 366
 _DAY: Final = timedelta(days=1)
 
@@ -120,8 +118,11 @@ _TASK_SUMS: Final = (
     "added", "started", "completed", "failed", "requeued", "stalled", "waiting_children", "finished", "busy_ms",
     "wasted_ms",
 )  # fmt: skip
-_QUEUE_SUMS: Final = ("added", "finished_or_removed", "backlog_delta", "busy_slots", "utilization")
-_QUEUE_PEAKS: Final = ("peak_slots", "utilization", "wait_p95")
+_QUEUE_AGGREGATES: Final = {
+    **{name: (name, "sum") for name in ("added", "finished_or_removed", "backlog_delta", "busy_slots", "utilization")},
+    **{name: (name, "max") for name in ("peak_slots", "wait_p95", "capacity")},
+    "peak_utilization": ("utilization", "max"),
+}
 _LOAD: Final = (
     "queue", "name", "minute", "complete",
     "added", "completed", "failed", "requeued", "stalled", "waiting_children",
@@ -181,7 +182,7 @@ class ReportData:
         shown: The tasks that have a separate line in charts.
         waits: Histograms of the wait times.
         runs: Histograms of the run times.
-        queues: ``gold.capacity_minute``: ``queue``, ``at``, ``added_sum`` and so on; ``peak_slots_max`` and so on.
+        queues: ``gold.capacity_minute``: ``queue``, ``at``, sums and maxima.
         errors: Rows of gold.errors_day.
         slos: Rows of gold.slo_day.
         costs: Rows of gold.cost_day.
@@ -212,24 +213,26 @@ class ReportData:
 def read(lake: Lake, period: Period) -> ReportData:
     """Read the data of a period."""
     reader = TableReader(lake)
-    axis = _axis(reader, period)
+    axis, incomplete = _axis_and_losses(reader, period)
     step = axis.step if axis else 1
-    tasks = _task_minutes(reader, period, step)
+    tasks = _over_time(reader, TASK_MINUTE, period, step, ["queue", "name"], sums(*_TASK_SUMS))
     shown = _shown(tasks)
+    days_with_events, built_days = {*reader.days(EVENTS), *reader.days(ATTEMPTS)}, {*reader.days(TASK_MINUTE)}
+    all_days = days_with_events | built_days
     return ReportData(
         period,
         axis,
         tasks,
         shown,
         *_histograms(reader, period, step, shown),
-        _queue_minutes(reader, period, step),
+        _over_time(reader, CAPACITY_MINUTE, period, step, ["queue"], _QUEUE_AGGREGATES),
         errors=_rows(reader, ERRORS_DAY, period),
         slos=_rows(reader, SLO_DAY, period),
         costs=_rows(reader, COST_DAY, period),
         gaps=find_gaps(lake, since=period.span[0], until=period.span[1], queues=period.queues or None),
-        incomplete=_incomplete(reader, period),
-        unbuilt=_unbuilt(reader, period),
-        day_range=_day_range(reader),
+        incomplete=incomplete,
+        unbuilt=[day for day in period.days if day in days_with_events - built_days],
+        day_range=(min(all_days), max(all_days)) if all_days else None,
         built_at=_built_at(lake, period),
     )
 
@@ -242,9 +245,10 @@ def busiest_day(lake: Lake, data: ReportData) -> tuple[list[Row], list[Row]]:
     """
     if not data.tasks.num_rows:
         return [], []
-    by_day = data.tasks.append_column("day", pc.divide(data.tasks["at"], 1440)).group_by("day")
-    days = by_day.aggregate([("busy_ms", "sum"), ("added", "sum")]).to_pylist()
-    busiest = max(days, key=lambda row: (row["busy_ms_sum"], row["added_sum"], row["day"]))["day"]
+    by_day = aggregated(
+        data.tasks.append_column("day", pc.divide(data.tasks["at"], 1440)), ["day"], sums("busy_ms", "added")
+    )
+    busiest = max(by_day.to_pylist(), key=lambda row: (row["busy_ms"], row["added"], row["day"]))["day"]
     day = datetime.fromtimestamp(busiest * 86_400, UTC).date()
     reader, period = TableReader(lake), Period(day, day, data.period.queues)
     tasks = next(_days(reader, TASK_MINUTE, period, _LOAD)).to_pylist()
@@ -255,14 +259,18 @@ def busiest_day(lake: Lake, data: ReportData) -> tuple[list[Row], list[Row]]:
     return tasks, queues.to_pylist()
 
 
-def _axis(reader: TableReader, period: Period) -> Axis | None:
-    minutes: list[int] = []
+def _axis_and_losses(reader: TableReader, period: Period) -> tuple[Axis | None, dict[str, set[int]]]:
+    """Return the axis, and the minutes of each queue that are marked as incomplete."""
+    bounds: list[int] = []
+    incomplete: defaultdict[str, set[int]] = defaultdict(set)
     for table in (TASK_MINUTE, CAPACITY_MINUTE):
-        for day in _days(reader, table, period, ["queue", "minute"]):
+        for day in _days(reader, table, period, ["queue", "minute", "complete"]):
             if day.num_rows:
-                bounds = pc.min_max(_minutes(day["minute"])).as_py()
-                minutes += [bounds["min"], bounds["max"]]
-    return Axis.spanning(min(minutes), max(minutes)) if minutes else None
+                bounds += pc.min_max(_minutes(day["minute"])).as_py().values()
+            lost = day.filter(pc.invert(day["complete"]))
+            for queue, minute in zip(lost["queue"].to_pylist(), _minutes(lost["minute"]).to_pylist(), strict=True):
+                incomplete[queue].add(minute)
+    return Axis.spanning(min(bounds), max(bounds)) if bounds else None, dict(incomplete)
 
 
 def _days(reader: TableReader, table: Table, period: Period, columns: Sequence[str]) -> Iterator[Any]:
@@ -290,27 +298,35 @@ def _with_steps(table: Any, step: int) -> Any:
     return table.append_column("at", at)
 
 
-def _task_minutes(reader: TableReader, period: Period, step: int) -> Any:
-    """Return the sums of each task for each point of the axis."""
-    key, sums = ["queue", "name", "at"], [(name, "sum") for name in _TASK_SUMS]
-    days = [
-        _select(_with_steps(day, step).group_by(key).aggregate(sums), [*key, *_TASK_SUMS])
-        for day in _days(reader, TASK_MINUTE, period, ["queue", "name", "minute", *_TASK_SUMS])
-    ]
-    texts = [("queue", pa.string()), ("name", pa.string())]
-    return _concat(days, pa.schema([*texts, *((name, pa.int64()) for name in ("at", *_TASK_SUMS))]))
+def aggregated(table: Any, key: list[str], columns: Mapping[str, tuple[str, str]]) -> Any:
+    """Aggregate the rows of each key: each new column is an old one's ``sum`` or ``max``."""
+    names = [f"{column}_{function}" for column, function in columns.values()]
+    grouped = table.group_by(key).aggregate(list(columns.values()))
+    return grouped.select([*key, *names]).rename_columns([*key, *columns])
+
+
+def sums(*names: str) -> dict[str, tuple[str, str]]:
+    """Return the sums of some columns, under their names, for :func:`aggregated`."""
+    return {name: (name, "sum") for name in names}
+
+
+def _over_time(
+    reader: TableReader, table: Table, period: Period, step: int, key: list[str], columns: Mapping[str, tuple[str, str]]
+) -> Any:
+    """Return aggregates of each task or queue for each point of the axis."""
+    names = dict.fromkeys([*key, "minute", *(column for column, _ in columns.values())])
+    days = _days(reader, table, period, list(names))
+    return pa.concat_tables(aggregated(_with_steps(day, step), [*key, "at"], columns) for day in days)
 
 
 def _shown(tasks: Any) -> list[TaskKey]:
     """Return the tasks that have a separate line: the tasks with the longest busy time."""
-    columns = [(name, "sum") for name in ("busy_ms", "finished", "added", "started")]
-    ranked = [
-        (-row["busy_ms_sum"], -row["finished_sum"], row["queue"], row["name"] or "", row["name"])
-        for row in tasks.group_by(["queue", "name"]).aggregate(columns).to_pylist()
-        if any(row[f"{name}_sum"] for name, _ in columns)
-    ]
-    keys = [(queue, name) for *_, queue, _, name in sorted(ranked, key=lambda item: item[:-1])]
-    return keys if len(keys) <= MAX_SERIES else keys[: MAX_SERIES - 1]
+    columns = sums("busy_ms", "finished", "added", "started")
+    totals = aggregated(tasks, ["queue", "name"], columns).to_pylist()
+    active = [row for row in totals if any(row[name] for name in columns)]
+    active.sort(key=lambda row: (-row["busy_ms"], -row["finished"], row["queue"], row["name"] or ""))
+    shown = active if len(active) <= MAX_SERIES else active[: MAX_SERIES - 1]
+    return [(row["queue"], row["name"]) for row in shown]
 
 
 def _histograms(
@@ -328,11 +344,10 @@ def _histograms(
         rows = pa.table({"task": tasks.indices, "line": lines.take(tasks.indices), "at": _with_steps(day, step)["at"]})
         for index, column in enumerate(("wait_histogram_ms", "run_histogram_ms")):
             flat = _flatten(rows, day[column])
-            for row in _sum_counts(flat, ["task", "bucket"]).to_pylist():
+            for row in aggregated(flat, ["task", "bucket"], sums("count")).to_pylist():
                 totals[index][keys[row["task"]]][row["bucket"]] += row["count"]
-            parts[index].append(_sum_counts(flat, ["line", "at", "bucket"]))
-    schema = pa.schema([("line", pa.int32()), ("at", pa.int64()), ("bucket", pa.int32()), ("count", pa.int64())])
-    waits, runs = (DurationHistograms(dict(totals[index]), _concat(parts[index], schema)) for index in (0, 1))
+            parts[index].append(aggregated(flat, ["line", "at", "bucket"], sums("count")))
+    waits, runs = (DurationHistograms(dict(totals[index]), pa.concat_tables(parts[index])) for index in (0, 1))
     return waits, runs
 
 
@@ -342,54 +357,6 @@ def _flatten(rows: Any, counts: Any) -> Any:
     parents, pairs = pc.list_parent_indices(lists), pc.list_flatten(lists)
     flat = rows.take(parents)
     return flat.append_column("bucket", pc.struct_field(pairs, 0)).append_column("count", pc.struct_field(pairs, 1))
-
-
-def _sum_counts(flat: Any, key: list[str]) -> Any:
-    return _select(flat.group_by(key).aggregate([("count", "sum")]), [*key, "count"])
-
-
-def _select(table: Any, names: list[str]) -> Any:
-    """Select columns in this order, without the suffix of the aggregation."""
-    renamed = table.rename_columns([name.removesuffix("_sum") for name in table.schema.names])
-    return renamed.select(names)
-
-
-def _queue_minutes(reader: TableReader, period: Period, step: int) -> Any:
-    columns = ["queue", "minute", "capacity", *dict.fromkeys((*_QUEUE_SUMS, *_QUEUE_PEAKS))]
-    sums = [(name, "sum") for name in _QUEUE_SUMS] + [(name, "max") for name in (*_QUEUE_PEAKS, "capacity")]
-    names = ["queue", "at", *(f"{name}_{kind}" for name, kind in sums)]
-    parts = {"busy_slots_sum", "utilization_sum", "utilization_max"}
-    types = [pa.string(), *(pa.float64() if name in parts else pa.int64() for name in names[1:])]
-    days = [
-        _with_steps(day, step).group_by(["queue", "at"]).aggregate(sums).select(names)
-        for day in _days(reader, CAPACITY_MINUTE, period, columns)
-    ]
-    return _concat(days, pa.schema(list(zip(names, types, strict=True))))
-
-
-def _concat(parts: list[Any], schema: Any) -> Any:
-    return pa.concat_tables([part.cast(schema) for part in parts]) if parts else schema.empty_table()
-
-
-def _incomplete(reader: TableReader, period: Period) -> dict[str, set[int]]:
-    incomplete: defaultdict[str, set[int]] = defaultdict(set)
-    for table in (TASK_MINUTE, CAPACITY_MINUTE):
-        for day in _days(reader, table, period, ["queue", "minute", "complete"]):
-            lost = day.filter(pc.invert(day["complete"]))
-            for queue, minute in zip(lost["queue"].to_pylist(), _minutes(lost["minute"]).to_pylist(), strict=True):
-                incomplete[queue].add(minute)
-    return dict(incomplete)
-
-
-def _unbuilt(reader: TableReader, period: Period) -> list[date]:
-    days_with_events = {*reader.days(EVENTS), *reader.days(ATTEMPTS)}
-    built_days = {*reader.days(TASK_MINUTE)}
-    return [day for day in period.days if day in days_with_events and day not in built_days]
-
-
-def _day_range(reader: TableReader) -> tuple[date, date] | None:
-    days = [day for table in (EVENTS, ATTEMPTS, TASK_MINUTE) for day in reader.days(table)]
-    return (min(days), max(days)) if days else None
 
 
 def _built_at(lake: Lake, period: Period) -> datetime | None:
@@ -450,74 +417,52 @@ class TaskAggregate:
     @classmethod
     def combine(cls, aggregates: Sequence[TaskAggregate], label: str) -> TaskAggregate:
         """Combine several aggregates."""
-        keys = [key for aggregate in aggregates for key in aggregate.keys]
-        counts: Counter[str] = Counter()
-        for aggregate in aggregates:
-            counts.update(aggregate.counts)
         return cls(
-            keys,
+            [key for aggregate in aggregates for key in aggregate.keys],
             label,
-            counts,
-            *(merge_histograms(getattr(aggregate, name) for aggregate in aggregates) for name in ("waits", "runs")),
+            sum((aggregate.counts for aggregate in aggregates), Counter[str]()),
+            merge_histograms(aggregate.waits for aggregate in aggregates),
+            merge_histograms(aggregate.runs for aggregate in aggregates),
         )
 
 
 @dataclass(slots=True)
 class QueueAggregate:
-    """The aggregates of one queue and its workers.
+    """The aggregates of one queue and its workers, with the columns of their table.
 
-    Attributes:
-        queue: Its name.
-        added: Jobs added.
-        finished_or_removed: Jobs that finished or were removed.
-        backlog: How much the queue has grown; ``None`` if events were lost, because it is unknown then.
-        busy_mean: Mean number of busy slots, from the first to the last minute of the report.
-        busy_peak: Maximum number of busy slots.
-        utilization_mean: The mean fraction of busy slots.
-        utilization_peak: The fraction of busy slots in the busiest minute.
-        capacity: Number of slots: as configured, otherwise the observed peak.
-        wait_p95: 95th percentile of the wait times in the worst minute, in milliseconds.
-        incomplete: The number of minutes with lost events.
+    The backlog is how much the queue has grown; it is unknown if events were lost. Means are over the minutes from the
+    first to the last of the report. The capacity is as configured, or else the observed peak.
     """
 
-    queue: str
-    added: int
-    finished_or_removed: int
-    backlog: int | None
-    busy_mean: float
-    busy_peak: int | None
-    utilization_mean: float
-    utilization_peak: float | None
-    capacity: int | None
-    wait_p95: int | None
-    incomplete: int
+    queue: Annotated[str, "Queue", Unit.NAME]
+    added: Annotated[int, "Added", Unit.COUNT]
+    finished_or_removed: Annotated[int, "Finished or removed", Unit.COUNT]
+    backlog: Annotated[int | None, "Backlog", Unit.COUNT]
+    busy_mean: Annotated[float, "Busy slots, mean", Unit.NUMBER]
+    busy_peak: Annotated[int | None, "Busy slots, peak", Unit.COUNT]
+    utilization_mean: Annotated[float, "Utilization, mean", Unit.FRACTION]
+    utilization_peak: Annotated[float | None, "Utilization, peak", Unit.FRACTION]
+    capacity: Annotated[int | None, "Capacity", Unit.COUNT]
+    wait_p95: Annotated[int | None, "Wait p95, worst minute", Unit.MS]
+    incomplete: Annotated[int, "Incomplete minutes", Unit.COUNT]
 
 
 def by_task(data: ReportData) -> list[TaskAggregate]:
-    """Return the aggregates of each task, in descending order of busy time."""
-    names = data.tasks.schema.names[3:]
-    sums = data.tasks.group_by(["queue", "name"]).aggregate([(name, "sum") for name in names]).to_pylist()
-    counts = {(row["queue"], row["name"]): Counter({name: row[f"{name}_sum"] or 0 for name in names}) for row in sums}
+    """Return the aggregates of each task, in descending order of busy time.
+
+    A label is the task's name, with the queue if several queues have a task with this name.
+    """
+    rows = aggregated(data.tasks, ["queue", "name"], sums(*_TASK_SUMS)).to_pylist()
+    counts = {(row["queue"], row["name"]): Counter({name: row[name] or 0 for name in _TASK_SUMS}) for row in rows}
     # A minute with lost events has a row without a task name, often with only zeros.
     counted = {key: count for key, count in counts.items() if key[1] is not None or any(count.values())}
-    task_labels, waits, runs = labels(counted), data.waits.by_task, data.runs.by_task
-    aggregates = [
-        TaskAggregate([key], task_labels[key], count, waits.get(key, {}), runs.get(key, {}))
-        for key, count in counted.items()
-    ]
-    return sorted(
-        aggregates, key=lambda aggregate: (-aggregate.counts["busy_ms"], -aggregate.attempts, aggregate.label)
-    )
-
-
-def labels(keys: Iterable[TaskKey]) -> dict[TaskKey, str]:
-    """Return labels of tasks: their names, with the queue if several queues have a task with this name."""
-    keys = list(keys)
-    uses = Counter(name for _, name in keys)
-    return {
-        (queue, name): shorten(name or UNKNOWN) + (f" ({shorten(queue)})" if uses[name] > 1 else "")
-        for queue, name in keys
-    }
+    uses = Counter(name for _, name in counted)
+    aggregates = []
+    for (queue, name), count in counted.items():
+        label = shorten(name or UNKNOWN) + (f" ({shorten(queue)})" if uses[name] > 1 else "")
+        waits, runs = (durations.by_task.get((queue, name), {}) for durations in (data.waits, data.runs))
+        aggregates.append(TaskAggregate([(queue, name)], label, count, waits, runs))
+    return sorted(aggregates, key=lambda task: (-task.counts["busy_ms"], -task.attempts, task.label))
 
 
 def top_with_others(items: Sequence[T], combine: Callable[[Sequence[T], str], T]) -> list[T]:
@@ -530,25 +475,23 @@ def top_with_others(items: Sequence[T], combine: Callable[[Sequence[T], str], T]
 
 def by_queue(data: ReportData, minutes: int) -> list[QueueAggregate]:
     """Return the aggregates of each queue; means are over the ``minutes`` that the report covers."""
-    names = data.queues.schema.names[2:]
-    aggregations = [(name, "max" if name.endswith("_max") else "sum") for name in names]
-    incomplete = incomplete_minutes(data)
-    aggregates = []
-    for sums in data.queues.group_by("queue").aggregate(aggregations).to_pylist():
-        row: Mapping[str, Any] = {name: sums[f"{name}_{kind}"] for name, kind in aggregations}
+    incomplete, aggregates = incomplete_minutes(data), []
+    columns = {name: (name, function) for name, (_, function) in _QUEUE_AGGREGATES.items()}
+    for row in aggregated(data.queues, ["queue"], columns).to_pylist():
+        lost = incomplete.get(row["queue"], ())
         aggregates.append(
             QueueAggregate(
-                queue=sums["queue"],
-                added=row["added_sum"] or 0,
-                finished_or_removed=row["finished_or_removed_sum"] or 0,
-                backlog=None if incomplete.get(sums["queue"]) else row["backlog_delta_sum"] or 0,
-                busy_mean=(row["busy_slots_sum"] or 0) / max(minutes, 1),
-                busy_peak=row["peak_slots_max"],
-                utilization_mean=(row["utilization_sum"] or 0) / max(minutes, 1),
-                utilization_peak=row["utilization_max"],
-                capacity=row["capacity_max"],
-                wait_p95=row["wait_p95_max"],
-                incomplete=len(incomplete.get(sums["queue"], ())),
+                row["queue"],
+                added=row["added"] or 0,
+                finished_or_removed=row["finished_or_removed"] or 0,
+                backlog=None if lost else row["backlog_delta"] or 0,
+                busy_mean=(row["busy_slots"] or 0) / max(minutes, 1),
+                busy_peak=row["peak_slots"],
+                utilization_mean=(row["utilization"] or 0) / max(minutes, 1),
+                utilization_peak=row["peak_utilization"],
+                capacity=row["capacity"],
+                wait_p95=row["wait_p95"],
+                incomplete=len(lost),
             )
         )
     return sorted(aggregates, key=lambda aggregate: (-aggregate.busy_mean, aggregate.queue))

@@ -6,41 +6,40 @@ import csv
 import io
 import re
 import unicodedata
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Final
+from typing import Annotated, Any, Final, get_type_hints
 
 from bulltask.lake.capacity import Recommendation, recommend
-from bulltask.lake.formatting import CONTROL, Unit, format_value, json_text, one_line
+from bulltask.lake.formatting import CONTROL, Unit, format_value, json_text, one_line, shorten
 from bulltask.lake.report.data import UNKNOWN, QueueAggregate, ReportData, Row, TaskAggregate
 
 __all__ = [
-    "CapacityTarget",
     "Cost",
     "Failure",
+    "ObjectiveResult",
     "Reason",
     "Recommendations",
-    "ReportColumn",
     "ReportTable",
     "as_csv",
     "as_json",
     "as_markdown",
     "as_text",
     "capacity",
-    "cost",
     "costs",
     "errors",
-    "expectations",
     "failures",
     "gaps",
     "markdown_text",
+    "objectives",
     "reasons",
     "recommend_concurrency",
     "requeues",
-    "slo",
+    "short_errors",
+    "table_of",
     "tasks",
 ]
 
@@ -170,13 +169,11 @@ def _csv_cell(value: Any) -> Any:
 _SIGNS: Final = frozenset("=+-@")
 
 
-@dataclass(frozen=True, slots=True)
-class CapacityTarget:
-    """The target of a recommendation: the ``fraction`` of attempts that wait at most ``max_wait`` seconds."""
-
-    max_wait: float = 2.0
-    fraction: float = 0.99
-    peak_factor: float = 1.2
+def table_of(kind: type[Any], items: Iterable[Any]) -> ReportTable:
+    """Return objects as a table, with a column for each field whose type is annotated with a heading and a unit."""
+    hints = get_type_hints(kind, include_extras=True).items()
+    columns = [ReportColumn(name, *hint.__metadata__) for name, hint in hints if hasattr(hint, "__metadata__")]
+    return ReportTable(columns, [[getattr(item, column.name) for column in columns] for item in items])
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,42 +184,16 @@ class Recommendations:
     by_queue: Mapping[str, Recommendation] = field(default_factory=dict)
 
 
-def recommend_concurrency(
-    task_minutes: Iterable[Row], queue_minutes: Iterable[Row], target: CapacityTarget
-) -> Recommendations:
-    """Recommend concurrencies, from rows of ``gold.task_minute`` and ``gold.capacity_minute``."""
-    tasks, queues = _by_queue(task_minutes), _by_queue(queue_minutes)
-    overall = _recommend([row for rows in tasks.values() for row in rows], queues, target)
-    if len(tasks) == 1:
-        return Recommendations(overall, {queue: overall for queue in tasks if overall})
-    by_queue = {queue: _recommend(rows, {queue: queues.get(queue, [])}, target) for queue, rows in tasks.items()}
-    return Recommendations(
-        overall, {queue: recommendation for queue, recommendation in by_queue.items() if recommendation}
-    )
+def recommend_concurrency(task_minutes: Iterable[Row], queue_minutes: Iterable[Row], **target: Any) -> Recommendations:
+    """Recommend concurrencies, from rows of ``gold.task_minute`` and ``gold.capacity_minute``.
 
-
-def _recommend(rows: list[Row], queues: Mapping[str, list[Row]], target: CapacityTarget) -> Recommendation | None:
-    capacity_minutes = [row for minutes in queues.values() for row in minutes]
-    return recommend(
-        rows, capacity_minutes, max_wait=target.max_wait, target=target.fraction, peak_factor=target.peak_factor
-    )
-
-
-def _by_queue(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    groups: defaultdict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        groups[row["queue"]].append(row)
-    return dict(groups)
-
-
-def expectations(recommendation: Recommendation) -> ReportTable:
-    """Return a table of the effect of the recommended concurrency, and of slightly higher and lower ones."""
-    columns = [
-        ReportColumn("concurrency", "Concurrency", Unit.COUNT),
-        ReportColumn("in_time", "Start within target", Unit.FRACTION),
-        ReportColumn("utilization", "Utilization", Unit.FRACTION),
-    ]
-    return ReportTable(columns, _values(recommendation.estimates, columns))
+    ``target`` is the target, as in :func:`bulltask.lake.capacity.recommend`.
+    """
+    task_minutes, queue_minutes = list(task_minutes), list(queue_minutes)
+    overall = recommend(task_minutes, queue_minutes, **target)
+    tasks, queues = _grouped(task_minutes, "queue"), _grouped(queue_minutes, "queue")
+    found = {queue: recommend(rows, queues.get(queue, ()), **target) for queue, rows in tasks.items()}
+    return Recommendations(overall, {queue: concurrency for (queue,), concurrency in found.items() if concurrency})
 
 
 _QUEUE: Final = ReportColumn("queue", "Queue", Unit.NAME)
@@ -231,79 +202,101 @@ _NAME: Final = ReportColumn("name", "Task", Unit.NAME)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The failures of one task with one fingerprint in the period; ``fraction`` is of all failures of the task."""
+    """The failures of one task with one fingerprint in the period."""
 
-    queue: str
-    name: str
-    error_fingerprint: str
-    count: int
-    fraction: float
-    first_seen: datetime | None
-    last_seen: datetime | None
-    sample_failed_reason: str
-    sample_job_ids: Sequence[str]
+    queue: Annotated[str, "Queue", Unit.NAME]
+    name: Annotated[str, "Task", Unit.NAME]
+    error_fingerprint: Annotated[str, "Error fingerprint", Unit.TEXT]
+    count: Annotated[int, "Failures", Unit.COUNT]
+    fraction: Annotated[float, "Share of the task's failures", Unit.FRACTION]
+    first_seen: Annotated[datetime | None, "First seen", Unit.TIME]
+    last_seen: Annotated[datetime | None, "Last seen", Unit.TIME]
+    sample_failed_reason: Annotated[str, "Example", Unit.TEXT]
+    sample_job_ids: Annotated[Sequence[str], "Job IDs", Unit.TEXTS]
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """The failures of all tasks with one fingerprint; ``tasks`` are the failures by task, most frequent first."""
+    """The failures of all tasks with one fingerprint.
 
-    error_fingerprint: str
-    count: int
-    fraction: float
+    ``tasks`` are the failures by task, most frequent first; ``names`` are the names of the first tasks.
+    """
+
+    error_fingerprint: Annotated[str, "Error fingerprint", Unit.TEXT]
+    count: Annotated[int, "Failures", Unit.COUNT]
+    fraction: Annotated[float, "Of all failures", Unit.FRACTION]
+    names: Annotated[Sequence[str], "Tasks", Unit.TEXTS]
+    first_seen: Annotated[datetime | None, "First seen", Unit.TIME]
+    last_seen: Annotated[datetime | None, "Last seen", Unit.TIME]
     tasks: Sequence[Failure]
-    first_seen: datetime | None
-    last_seen: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Cost:
-    """The cost of one task, or of several, in the whole period; see ``gold.cost_day``."""
+    """The cost of one task, or of several, in the whole period; see ``gold.cost_day``.
 
-    queue: str | None
-    name: str
-    jobs: int
-    attempts: int
-    busy_s: float
-    wasted_s: float
-    cost: Decimal | None
+    ``wasted_s`` and ``wasted`` are of attempts that failed, stalled or were requeued. The cost is ``None`` without a
+    price, and so is that of a finished job without jobs.
+    """
 
-    @property
-    def per_job(self) -> Decimal | None:
-        """The cost per finished job; ``None`` without jobs or without a price."""
-        return round(self.cost / self.jobs, 9) if self.jobs and self.cost is not None else None
+    queue: Annotated[str | None, "Queue", Unit.NAME]
+    name: Annotated[str, "Task", Unit.NAME]
+    jobs: Annotated[int, "Jobs", Unit.COUNT]
+    attempts: Annotated[int, "Attempts", Unit.COUNT]
+    busy_s: Annotated[float, "Busy time", Unit.SECONDS]
+    wasted_s: Annotated[float, "Wasted time", Unit.SECONDS]
+    wasted: Annotated[float | None, "Wasted fraction", Unit.FRACTION] = field(init=False)
+    cost: Annotated[Decimal | None, "Cost", Unit.MONEY]
+    per_job: Annotated[Decimal | None, "Per job", Unit.MONEY] = field(init=False)
 
-    @property
-    def wasted(self) -> float | None:
-        """The fraction of busy time spent on attempts that failed, stalled or were requeued."""
-        return self.wasted_s / self.busy_s if self.busy_s else None
+    def __post_init__(self) -> None:
+        self.wasted = self.wasted_s / self.busy_s if self.busy_s else None
+        self.per_job = round(self.cost / self.jobs, 9) if self.jobs and self.cost is not None else None
+
+    @classmethod
+    def total(cls, rows: Sequence[Row], name: str) -> Cost:
+        """Add up rows of ``gold.cost_day``."""
+        queues = {row["queue"] for row in rows}
+        prices = [row["cost"] for row in rows if row["cost"] is not None]
+        columns = ("jobs", "attempts", "busy_s", "wasted_s")
+        sums: dict[str, Any] = {column: sum(row[column] or 0 for row in rows) for column in columns}
+        cost = sum(prices, Decimal(0)) if prices else None
+        return cls(queues.pop() if len(queues) == 1 else None, name, **sums, cost=cost)
 
     @classmethod
     def combine(cls, parts: Sequence[Cost], name: str) -> Cost:
         """Combine several costs."""
-        queues = {part.queue for part in parts}
-        priced = [part.cost for part in parts if part.cost is not None]
-        return cls(
-            queues.pop() if len(queues) == 1 else None,
-            name,
-            sum(part.jobs for part in parts),
-            sum(part.attempts for part in parts),
-            sum(part.busy_s for part in parts),
-            sum(part.wasted_s for part in parts),
-            sum(priced, Decimal(0)) if priced else None,
-        )
+        return cls.total([asdict(part) for part in parts], name)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectiveResult:
+    """How many durations of a task met an objective; the attained fraction is ``None`` if none was measured."""
+
+    queue: Annotated[str, "Queue", Unit.NAME]
+    name: Annotated[str, "Task", Unit.NAME]
+    metric: Annotated[str, "Metric", Unit.TEXT]
+    threshold_ms: Annotated[int, "Threshold", Unit.MS]
+    target: Annotated[float, "Target", Unit.FRACTION]
+    measured: Annotated[int, "Measured", Unit.COUNT]
+    good: Annotated[int, "Good", Unit.COUNT]
+    attainment: Annotated[float | None, "Attained", Unit.FRACTION]
+    error_budget_remaining: Annotated[float | None, "Error budget remaining", Unit.FRACTION]
+    complete: Annotated[bool, "Complete", Unit.FLAG]
+
+
+_MAX_NAMED: Final = 4
+"""The maximum number of tasks listed for a reason."""
 
 
 def failures(data: ReportData) -> list[Failure]:
     """Return the failures by task and reason, most frequent first."""
-    grouped = _grouped(data.errors, "queue", "name", "error_fingerprint")
-    totals: defaultdict[tuple[Any, ...], int] = defaultdict(int)
-    for (queue, name, _), days in grouped.items():
-        totals[queue, name] += sum(day["count"] for day in days)
+    totals: Counter[tuple[str, str | None]] = Counter()
+    for day in data.errors:
+        totals[day["queue"], day["name"]] += day["count"]
     result = []
-    for (queue, name, key), days in grouped.items():
+    for (queue, name, key), days in _grouped(data.errors, "queue", "name", "error_fingerprint").items():
         count, latest = sum(day["count"] for day in days), max(days, key=lambda day: str(day["last_seen"]))
-        ids = [job_id for day in reversed(days) for job_id in day["sample_job_ids"] or ()]
         result.append(
             Failure(
                 queue,
@@ -314,7 +307,7 @@ def failures(data: ReportData) -> list[Failure]:
                 _earliest(day["first_seen"] for day in days),
                 latest["last_seen"],
                 latest["sample_failed_reason"] or "",
-                ids[:5],
+                [job_id for day in reversed(days) for job_id in day["sample_job_ids"] or ()][:5],
             )
         )
     return sorted(result, key=lambda failure: (-failure.count, failure.name, failure.error_fingerprint))
@@ -329,133 +322,86 @@ def reasons(task_failures: Sequence[Failure]) -> list[Reason]:
     result = []
     for key, tasks in by_key.items():
         count = sum(failure.count for failure in tasks)
+        tasks.sort(key=lambda failure: -failure.count)
+        names = list(dict.fromkeys(shorten(task.name) for task in tasks))[:_MAX_NAMED]
         last = max((failure.last_seen for failure in tasks if failure.last_seen is not None), default=None)
         first = _earliest(failure.first_seen for failure in tasks)
-        result.append(Reason(key, count, count / total, sorted(tasks, key=lambda failure: -failure.count), first, last))
+        result.append(Reason(key, count, count / total, names, first, last, tasks))
     return sorted(result, key=lambda reason: (-reason.count, reason.error_fingerprint))
 
 
 def costs(data: ReportData) -> list[Cost]:
     """Return the cost of each task, most expensive first."""
-    result = [
-        Cost.combine([_cost(day) for day in days], name or UNKNOWN)
-        for (_, name), days in _grouped(data.costs, "queue", "name").items()
-    ]
+    by_task = _grouped(data.costs, "queue", "name").items()
+    result = [Cost.total(days, name or UNKNOWN) for (_, name), days in by_task]
     return sorted(result, key=lambda cost: (-(cost.cost or 0), -cost.busy_s, cost.name))
 
 
-def _cost(row: Row) -> Cost:
-    return Cost(
-        row["queue"],
-        row["name"] or UNKNOWN,
-        row["jobs"] or 0,
-        row["attempts"] or 0,
-        row["busy_s"] or 0.0,
-        row["wasted_s"] or 0.0,
-        row["cost"],
-    )
+def objectives(data: ReportData) -> list[ObjectiveResult]:
+    """Return the results of the objectives, smallest remaining error budget first; days are combined."""
+    results = []
+    for key, days in _grouped(data.slos, "queue", "name", "metric", "threshold_ms", "target").items():
+        queue, name, metric, threshold_ms, target = key
+        measured, good = sum(day["measured"] for day in days), sum(day["good"] for day in days)
+        attainment = good / measured if measured else None
+        left = None if attainment is None or target >= 1 else 1 - (1 - attainment) / (1 - target)
+        complete = all(day["complete"] for day in days)
+        numbers = threshold_ms, target, measured, good, attainment, left
+        results.append(ObjectiveResult(queue, name or UNKNOWN, metric, *numbers, complete))
+    return sorted(results, key=_worst_first)
+
+
+def _worst_first(result: ObjectiveResult) -> tuple[bool, float, str]:
+    left = result.error_budget_remaining
+    return left is None, left or 0, result.name
 
 
 def errors(rows: Iterable[Failure]) -> ReportTable:
     """Return failures as a table."""
-    columns = [
-        _QUEUE,
-        _NAME,
-        ReportColumn("error_fingerprint", "Error fingerprint", Unit.TEXT),
-        ReportColumn("count", "Failures", Unit.COUNT),
-        ReportColumn("fraction", "Share of the task's failures", Unit.FRACTION),
-        ReportColumn("first_seen", "First seen", Unit.TIME),
-        ReportColumn("last_seen", "Last seen", Unit.TIME),
-        ReportColumn("sample_failed_reason", "Example", Unit.TEXT),
-        ReportColumn("sample_job_ids", "Job IDs", Unit.TEXTS),
-    ]
-    return ReportTable(columns, _values(rows, columns))
+    return table_of(Failure, rows)
 
 
-def cost(rows: Iterable[Cost]) -> ReportTable:
-    """Return costs as a table."""
-    columns = [
-        _QUEUE,
-        _NAME,
-        ReportColumn("jobs", "Jobs", Unit.COUNT),
-        ReportColumn("attempts", "Attempts", Unit.COUNT),
-        ReportColumn("busy_s", "Busy time", Unit.SECONDS),
-        ReportColumn("wasted_s", "Wasted time", Unit.SECONDS),
-        ReportColumn("wasted", "Wasted fraction", Unit.FRACTION),
-        ReportColumn("cost", "Cost", Unit.MONEY),
-        ReportColumn("per_job", "Per job", Unit.MONEY),
-    ]
-    return ReportTable(columns, _values(rows, columns))
+_REASON_WIDTH: Final = 80
+"""The maximum length of a reason in a terminal."""
 
 
-def slo(data: ReportData) -> ReportTable:
-    """Return objectives as a table, smallest remaining error budget first; days are combined."""
-    columns = [
-        _QUEUE,
-        _NAME,
-        ReportColumn("metric", "Metric", Unit.TEXT),
-        ReportColumn("threshold_ms", "Threshold", Unit.MS),
-        ReportColumn("target", "Target", Unit.FRACTION),
-        ReportColumn("measured", "Measured", Unit.COUNT),
-        ReportColumn("good", "Good", Unit.COUNT),
-        ReportColumn("attainment", "Attained", Unit.FRACTION),
-        ReportColumn("error_budget_remaining", "Error budget remaining", Unit.FRACTION),
-        ReportColumn("complete", "Complete", Unit.FLAG),
-    ]
-    rows: list[Sequence[Any]] = []
-    for key, days in _grouped(data.slos, "queue", "name", "metric", "threshold_ms", "target").items():
-        measured, good = sum(day["measured"] for day in days), sum(day["good"] for day in days)
-        attainment = good / measured if measured else None
-        complete = all(day["complete"] for day in days)
-        queue, name, metric, threshold_ms, target = key
-        left = None if attainment is None or target >= 1 else 1 - (1 - attainment) / (1 - target)
-        rows.append([queue, name or UNKNOWN, metric, threshold_ms, target, measured, good, attainment, left, complete])
-    return ReportTable(columns, sorted(rows, key=lambda row: (row[8] is None, row[8], row[1])))
+def short_errors(rows: Iterable[Failure]) -> ReportTable:
+    """Return failures as a table for a terminal, without examples and with one job each."""
+    shortened = []
+    for failure in rows:
+        reason, ids = failure.error_fingerprint, failure.sample_job_ids[:1]
+        reason = reason if len(reason) <= _REASON_WIDTH else f"{reason[:_REASON_WIDTH]}…"
+        shortened.append(replace(failure, error_fingerprint=reason, sample_job_ids=ids))
+    return errors(shortened).without("sample_failed_reason")
 
 
-def capacity(aggregates: Iterable[QueueAggregate]) -> ReportTable:
-    """Return the load of queues as a table."""
-    columns = [
-        _QUEUE,
-        ReportColumn("added", "Added", Unit.COUNT),
-        ReportColumn("finished_or_removed", "Finished or removed", Unit.COUNT),
-        ReportColumn("backlog", "Backlog", Unit.COUNT),
-        ReportColumn("busy_mean", "Busy slots, mean", Unit.NUMBER),
-        ReportColumn("busy_peak", "Busy slots, peak", Unit.COUNT),
-        ReportColumn("utilization_mean", "Utilization, mean", Unit.FRACTION),
-        ReportColumn("utilization_peak", "Utilization, peak", Unit.FRACTION),
-        ReportColumn("capacity", "Capacity", Unit.COUNT),
-        ReportColumn("wait_p95", "Wait p95, worst minute", Unit.MS),
-        ReportColumn("incomplete", "Incomplete minutes", Unit.COUNT),
-    ]
-    return ReportTable(columns, _values(aggregates, columns))
+def capacity(queues: Sequence[QueueAggregate], recommendations: Recommendations) -> ReportTable:
+    """Return the load of queues as a table, with the recommended concurrency for separate workers of each queue."""
+    table = table_of(QueueAggregate, queues)
+    if not recommendations.by_queue:
+        return table
+    concurrencies = {queue: recommendation.concurrency for queue, recommendation in recommendations.by_queue.items()}
+    rows = [[*row, concurrencies.get(aggregate.queue)] for row, aggregate in zip(table.rows, queues, strict=True)]
+    return ReportTable([*table.columns, ReportColumn("concurrency", "Recommended concurrency", Unit.COUNT)], rows)
 
 
 def tasks(aggregates: Iterable[TaskAggregate]) -> ReportTable:
     """Return the jobs, wait and run times of tasks as a table."""
-    quantiles = (0.5, 0.95, 0.99)
+    durations = [(metric, percent) for metric in ("wait", "run") for percent in (50, 95, 99)]
     columns = [
         _QUEUE,
         _NAME,
         ReportColumn("jobs", "Jobs", Unit.COUNT),
         ReportColumn("failure_rate", "Failed", Unit.FRACTION),
         *(
-            ReportColumn(f"{metric.lower()}_p{quantile * 100:.0f}", f"{metric} p{quantile * 100:.0f}", Unit.MS)
-            for metric in ("Wait", "Run")
-            for quantile in quantiles
+            ReportColumn(f"{metric}_p{percent}", f"{metric.title()} p{percent}", Unit.MS)
+            for metric, percent in durations
         ),
     ]
-    rows = [
-        [
-            aggregate.queue,
-            aggregate.label,
-            aggregate.counts["finished"],
-            aggregate.failure_rate,
-            *(aggregate.wait(quantile) for quantile in quantiles),
-            *(aggregate.run(quantile) for quantile in quantiles),
-        ]
-        for aggregate in aggregates
-    ]
+    rows = []
+    for task in aggregates:
+        percentiles = (getattr(task, metric)(percent / 100) for metric, percent in durations)
+        rows.append([task.queue, task.label, task.counts["finished"], task.failure_rate, *percentiles])
     return ReportTable(columns, rows)
 
 
@@ -475,9 +421,8 @@ def requeues(aggregates: Iterable[TaskAggregate]) -> ReportTable:
     for task in aggregates:
         requeued, stalled, attempts = task.counts["requeued"], task.counts["stalled"], task.attempts or 1
         if requeued or stalled:
-            wasted_ms = task.counts["wasted_ms"]
             shares = [requeued, requeued / attempts, stalled, stalled / attempts]
-            rows.append([task.queue, task.label, task.attempts, *shares, wasted_ms])
+            rows.append([task.queue, task.label, task.attempts, *shares, task.counts["wasted_ms"]])
     return ReportTable(columns, rows)
 
 
@@ -493,12 +438,7 @@ def gaps(data: ReportData) -> ReportTable:
         ReportColumn("detected_at", "Detected", Unit.TIME),
         ReportColumn("backfilled_jobs", "Jobs backfilled", Unit.COUNT),
     ]
-    return ReportTable(columns, _values(data.gaps, columns))
-
-
-def _values(items: Iterable[Any], columns: Sequence[ReportColumn]) -> list[list[Any]]:
-    """Return the attributes of objects that have the names of the columns."""
-    return [[getattr(item, column.name) for column in columns] for item in items]
+    return ReportTable(columns, [[getattr(gap, column.name) for column in columns] for gap in data.gaps])
 
 
 def _grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
