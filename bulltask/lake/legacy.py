@@ -19,7 +19,7 @@ import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -41,7 +41,7 @@ _PREFIX: Final = "migrated"
 _OLD_STATE: Final = ("batches", "checkpoint", "intents", "new", "publishing.json", "staging", "trash")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Migration:
     """What the conversion of one table did, or would do in a dry run.
 
@@ -57,9 +57,9 @@ class Migration:
     table: str
     days: int
     files_before: int
-    files_after: int
+    files_after: int = 0
     rows_before: int
-    rows_after: int
+    rows_after: int = 0
     bytes_before: int
 
 
@@ -138,9 +138,12 @@ def _remaining(lake: Lake, table: Table, days: Mapping[str, Sequence[Path]]) -> 
 def _count(lake: Lake, table: Table, days: Mapping[str, Sequence[Path]]) -> Migration:
     remaining = _remaining(lake, table, days)
     files = [file for day_files in remaining.values() for file in day_files]
-    rows = sum(pq.read_metadata(file).num_rows for file in files)
     return Migration(
-        table.full_name, len(remaining), len(files), 0, rows, 0, sum(file.stat().st_size for file in files)
+        table=table.full_name,
+        days=len(remaining),
+        files_before=len(files),
+        rows_before=sum(pq.read_metadata(file).num_rows for file in files),
+        bytes_before=sum(file.stat().st_size for file in files),
     )
 
 
@@ -157,15 +160,7 @@ def _convert(lake: Lake, table: Table, days: Mapping[str, Sequence[Path]]) -> Mi
                 new += lake.write(table, stored, _PREFIX)
         lake.commit(table, new)
         written += new
-    return Migration(
-        table.full_name,
-        counted.days,
-        counted.files_before,
-        len(written),
-        counted.rows_before,
-        sum(file.rows for file in written),
-        counted.bytes_before,
-    )
+    return replace(counted, files_after=len(written), rows_after=sum(file.rows for file in written))
 
 
 def _by_queue(table: Table, files: Sequence[Path]) -> Iterator[tuple[str | None, list[Path]]]:

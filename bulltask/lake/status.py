@@ -5,21 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 from bulltask.lake.formatting import pluralize
 from bulltask.lake.ledger import BatchRecord
 from bulltask.transport.streams import DEFAULT_LENGTH, RetentionNeed, StreamRetention, recommended_length
 
-__all__ = [
-    "Lag",
-    "PipelineStatus",
-    "QueueStatus",
-    "SkippedQueue",
-    "describe_losses",
-    "retention_examples",
-    "status_of",
-]
+__all__ = ["Lag", "PipelineStatus", "QueueStatus", "SkippedQueue", "describe_losses", "retention_examples", "status_of"]
 
 
 EVENTS_PER_JOB: Final = 4.15
@@ -29,17 +21,11 @@ BYTES_PER_EVENT: Final = 61
 """The memory of an event in Redis without its return value; measured."""
 
 
-@dataclass(frozen=True, slots=True)
-class RetentionExample:
-    """A row of the table of stream lengths.
+class RetentionExample(NamedTuple):
+    """A row of the table of stream lengths: how long the default length lasts, and the length for longer times.
 
-    Attributes:
-        jobs_per_s: Jobs per second.
-        events_per_s: Their events per second.
-        default_retention_s: The number of seconds that a stream of the default length keeps events.
-        half_minute: ``maxLen`` for a trigger of 10 s and batches of 5 s.
-        quarter_hour: ``maxLen`` for an outage of 15 minutes.
-        quarter_hour_mb: The memory of that stream in Redis, in MB.
+    ``half_minute`` is ``maxLen`` for a trigger of 10 s and batches of 5 s, ``quarter_hour`` that for an outage of 15
+    minutes, of which ``quarter_hour_mb`` is the memory in Redis, in MB.
     """
 
     jobs_per_s: int

@@ -16,10 +16,9 @@ from typing import Any, Final, TypeVar
 import click
 
 from bulltask import embedded
-from bulltask.cli.app_loader import load_app
+from bulltask.cli.app_loader import load_app_or_broker
 from bulltask.cli.groups import LazyGroup
 from bulltask.cli.options import redis_options
-from bulltask.config.settings import Settings
 from bulltask.config.urls import SecretUrl
 from bulltask.jobs.errors import MissingExtraError
 
@@ -111,19 +110,10 @@ def source_options(function: F) -> F:
 
 def source_of(ctx: click.Context, options: Mapping[str, Any]) -> QueueSource:
     """Return the location of the queues from the values of :func:`source_options` or ``redis_options``."""
-    before: dict[str, Any] = ctx.obj or {}
-    url = options["broker"] or before.get("broker")
-    app = load_app(ctx, options["app"], url)[1] if options["app"] or before.get("app") else None
-    conf = app.conf if app else Settings({})
-    if url is not None and app is None:
-        conf.override("broker_url", url)
-    config = conf.freeze()
-    return QueueSource(
-        options.get("queues", "*"),
-        embedded.resolve_url(config.broker_url, None if app is None else app._directory),
-        options["prefix"] or config.prefix,
-        config.queue_hash_tag if options["hash_tag"] is None else options["hash_tag"],
-    )
+    app = load_app_or_broker(ctx, options)
+    config = app.conf.freeze()
+    url = embedded.resolve_url(config.broker_url, app._directory)
+    return QueueSource(options.get("queues", "*"), url, config.prefix, config.queue_hash_tag)
 
 
 def spark_options(function: F) -> F:

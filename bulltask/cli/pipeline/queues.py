@@ -6,14 +6,13 @@ copy jobs to the lake; ``replay``, ``enqueue`` and ``gather`` add jobs to queues
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -35,10 +34,11 @@ from bulltask.cli.pipeline import (
     source_options,
     spark_options,
 )
-from bulltask.cli.terminal import as_table, echo, in_one_line
+from bulltask.cli.terminal import as_table, echo, in_one_line, print_json
 from bulltask.config.parsers import parse_names
 from bulltask.jobs.errors import BulltaskError, LakeError
 from bulltask.lake.formatting import pluralize
+from bulltask.lake.records import to_json
 from bulltask.lake.status import describe_losses, retention_examples
 from bulltask.transport.streams import RetentionNeed, StreamRetention
 
@@ -271,7 +271,7 @@ def status_command(ctx: click.Context, /, *, lake: Lake, as_json: bool, **option
 
     status = pipeline_status(lake, source_of(ctx, options).options)
     if as_json:
-        click.echo(json.dumps(asdict(status), indent=2, default=datetime.isoformat))
+        print_json(to_json(status))
     else:
         echo("\n".join(_status_lines(lake, status)))
 
@@ -347,16 +347,8 @@ class Requirement:
 @click.command("doctor", short_help="Check the installation, Redis, and the retention of event streams.")
 @source_options
 @duration_option("--trigger", default="10s", text="Interval between batches.")
-@duration_option(
-    "--batch-duration",
-    default="5s",
-    text="Duration of a batch.",
-)
-@duration_option(
-    "--outage",
-    default="0s",
-    text="Longest pipeline downtime that must not cause a loss of events.",
-)
+@duration_option("--batch-duration", default="5s", text="Duration of a batch.")
+@duration_option("--outage", default="0s", text="Longest pipeline downtime that must not cause a loss of events.")
 @click.option(
     "--sizes", "show_sizes", is_flag=True, help="Print the recommended stream lengths for typical loads, and exit."
 )
@@ -395,9 +387,8 @@ def doctor_command(
     is_healthy = diagnosis.worst in {None, "notice"}
     ok = is_healthy and not skipped and all(not requirement.advice for requirement in requirements)
     if as_json:
-        checks = _doctor_json(requirements, streams, need, ok=ok)
         found = {"findings": [it.to_json() for it in findings], "not_examined": list(diagnosis.not_examined)}
-        click.echo(json.dumps({**checks, **found, "skipped": [asdict(item) for item in skipped]}, indent=2))
+        print_json({**_doctor_json(requirements, streams, need, ok=ok), **found, "skipped": to_json(skipped)})
     else:
         from bulltask.cli.doctor import finding_lines  # noqa: PLC0415 - slow
 
@@ -553,15 +544,7 @@ def _sizes() -> str:
 @click.option("--since", type=moment, metavar="TIME", help="Only jobs that finished at this time (UTC) or later.")
 @spark_options
 @click.pass_context
-def snapshot_command(
-    ctx: click.Context,
-    /,
-    *,
-    lake: Lake,
-    states: str,
-    since: datetime | None,
-    **options: Any,
-) -> None:
+def snapshot_command(ctx: click.Context, /, *, lake: Lake, states: str, since: datetime | None, **options: Any) -> None:
     """Copy finished jobs that are in Redis to bronze.jobs, with their data, options and stack traces. --states selects
     jobs in other states.
 
@@ -584,15 +567,7 @@ def snapshot_command(
 @click.option("--until", type=moment, metavar="TIME", required=True, help="Only gaps that begin before this time.")
 @spark_options
 @click.pass_context
-def backfill_command(
-    ctx: click.Context,
-    /,
-    *,
-    lake: Lake,
-    since: datetime,
-    until: datetime,
-    **options: Any,
-) -> None:
+def backfill_command(ctx: click.Context, /, *, lake: Lake, since: datetime, until: datetime, **options: Any) -> None:
     """Fill gaps in the silver tables with jobs from Redis and from snapshots.
 
     A gap is a range of lost events; 'gaps' lists them. Jobs that finished in a gap are added with their last attempt
@@ -667,18 +642,14 @@ def _show_replay(result: ReplayResult) -> None:
         click.echo(f"Skipped, because neither Redis nor a snapshot has their data: {result.unknown:,}, {named}")
     if result.sample:
         heads = ("queue", "job_id", "name", "state", "failed_reason", "data")
-        click.echo("\n" + as_table(heads, [tuple(_cut(row[name]) for name in heads) for row in result.sample]))
+        rows = [[in_one_line(str(row[name] or ""), _CELL_WIDTH) for name in heads] for row in result.sample]
+        click.echo("\n" + as_table(heads, rows))
     if result.dry_run:
         click.echo("\nDry run: nothing was sent. Run the command again with --yes to send these jobs.")
     else:
         click.echo(
             f"\n{pluralize(result.added, 'job')} added, {result.duplicates:,} duplicates; write id {result.write_id}"
         )
-
-
-def _cut(value: object) -> str:
-    text = "" if value is None else str(value).replace("\n", " ")
-    return text if len(text) <= _CELL_WIDTH else text[: _CELL_WIDTH - 3] + "..."
 
 
 @click.command("enqueue", short_help="Add a job for each distinct row of a Parquet file.")
@@ -749,23 +720,11 @@ def enqueue_command(
 @click.option("--queue", required=True, help="Queue of the jobs.")
 @click.option("--out", required=True, metavar="DIR", help="Directory for the Parquet files; must not exist.")
 @duration_option(
-    "--wait",
-    default="0",
-    show_default=False,
-    text="How long to wait for unfinished jobs (default: do not wait).",
+    "--wait", default="0", show_default=False, text="How long to wait for unfinished jobs (default: do not wait)."
 )
 @spark_options
 @click.pass_context
-def gather_command(
-    ctx: click.Context,
-    /,
-    *,
-    write_id: str,
-    queue: str,
-    out: str,
-    wait: float,
-    **options: Any,
-) -> None:
+def gather_command(ctx: click.Context, /, *, write_id: str, queue: str, out: str, wait: float, **options: Any) -> None:
     """Write the results of an 'enqueue' to Parquet. WRITE_ID is the id that 'enqueue' printed.
 
     There is a row for each job, with id, state, return_value, failed_reason and finished_at. The state is completed,

@@ -5,11 +5,8 @@ All but ``build`` run without Java.
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
 from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,25 +17,16 @@ from bulltask.cli.options import day, days, duration_option, json_option, lake_o
 from bulltask.cli.pipeline import EXIT_LOST, open_session, spark_options
 from bulltask.cli.terminal import as_table, echo, print_json
 from bulltask.config.parsers import parse_names
-from bulltask.jobs.errors import MissingExtraError
 from bulltask.lake.formatting import pluralize
+from bulltask.lake.records import to_json
 from bulltask.lake.tables import EVENTS, GAPS, JOBS, TASK_MINUTE
 
 if TYPE_CHECKING:
-    from bulltask.lake.maintenance import Maintenance
-    from bulltask.lake.reader import GapRow
     from bulltask.lake.report.page import Report
     from bulltask.lake.report.sections import ReportTable
     from bulltask.lake.storage import Lake
 
-__all__ = [
-    "build_command",
-    "forget_command",
-    "gaps_command",
-    "maintain_command",
-    "migrate_command",
-    "report_command",
-]
+__all__ = ["build_command", "forget_command", "gaps_command", "maintain_command", "migrate_command", "report_command"]
 
 
 @click.command("build", short_help="Build the silver or gold tables of the given days.")
@@ -52,20 +40,10 @@ __all__ = [
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="TOML file with objectives (SLOs), prices and capacities (gold only).",
 )
-@duration_option(
-    "--open-job-timeout",
-    default="7d",
-    text="The same value as for 'run' (silver only).",
-)
+@duration_option("--open-job-timeout", default="7d", text="The same value as for 'run' (silver only).")
 @spark_options
 def build_command(
-    *,
-    layer: str,
-    lake: Lake,
-    build_days: list[date],
-    slo_config: Path | None,
-    open_job_timeout: float,
-    **options: Any,
+    *, layer: str, lake: Lake, build_days: list[date], slo_config: Path | None, open_job_timeout: float, **options: Any
 ) -> None:
     """Build the silver or gold tables of the given days, and replace their rows.
 
@@ -112,27 +90,24 @@ def maintain_command(*, lake: Lake, keep: tuple[str, ...], target_mb: float, dry
 
     results = maintain(lake, keep=parse_retention(keep), target_mb=target_mb, dry_run=dry_run)
     if as_json:
-        print_json({"dry_run": dry_run, "tables": [asdict(result) for result in results]})
+        print_json({"dry_run": dry_run, "tables": to_json(results)})
         return
-    click.echo(
-        as_table(
-            ("table", "days removed", "days merged", "files", "rows", "MB", "files deleted"),
-            [_maintenance_row(result, dry_run=dry_run) for result in results],
-        )
+    _show(
+        ("table", "days removed", "days merged", "files", "rows", "MB", "files deleted"),
+        (
+            (
+                result.table,
+                result.expired_days,
+                result.merged_days,
+                _change(result.files_before, result.files_after, dry_run=dry_run),
+                _change(result.rows_before, result.rows_after, dry_run=dry_run),
+                _change(result.bytes_before / 1e6, result.bytes_after / 1e6, dry_run=dry_run, form=",.1f"),
+                result.deleted_files,
+            )
+            for result in results
+        ),
     )
     _end_dry_run(dry_run, "without --dry-run")
-
-
-def _maintenance_row(result: Maintenance, *, dry_run: bool) -> tuple[str, ...]:
-    return (
-        result.table,
-        f"{result.expired_days:,}",
-        f"{result.merged_days:,}",
-        _change(result.files_before, result.files_after, dry_run=dry_run),
-        _change(result.rows_before, result.rows_after, dry_run=dry_run),
-        _change(result.bytes_before / 1e6, result.bytes_after / 1e6, dry_run=dry_run, form=",.1f"),
-        f"{result.deleted_files:,}",
-    )
 
 
 def _change(before: float, after: float, *, dry_run: bool, form: str = ",") -> str:
@@ -189,7 +164,7 @@ def forget_command(
             jobs |= jobs_with_id(lake, job_id, queue)
     results = forget(lake, jobs, last=table, reason=reason, dry_run=not yes) if jobs else []
     if as_json:
-        print_json({"dry_run": not yes, "jobs": len(jobs), "tables": [asdict(result) for result in results]})
+        print_json({"dry_run": not yes, "jobs": len(jobs), "tables": to_json(results)})
         return
     if not jobs:
         click.echo("No such jobs.")
@@ -216,7 +191,7 @@ def migrate_command(*, lake: Lake, yes: bool, as_json: bool) -> None:
 
     results = migrate(lake, dry_run=not yes)
     if as_json:
-        print_json({"dry_run": not yes, "tables": [asdict(result) for result in results]})
+        print_json({"dry_run": not yes, "tables": to_json(results)})
         return
     _show(
         ("table", "days", "files", "new files", "rows", "new rows", "MB"),
@@ -233,6 +208,8 @@ def migrate_command(*, lake: Lake, yes: bool, as_json: bool) -> None:
 
 def _show(head: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> None:
     def text(value: Any) -> str:
+        if value is None or isinstance(value, datetime):
+            return "-" if value is None else f"{value:%Y-%m-%d %H:%M:%S}"
         return value if isinstance(value, str) else f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
 
     click.echo(as_table(head, [tuple(map(text, row)) for row in rows]))
@@ -251,14 +228,7 @@ def _end_dry_run(dry_run: bool, how: str) -> None:
 @json_option
 @click.pass_context
 def gaps_command(
-    ctx: click.Context,
-    /,
-    *,
-    lake: Lake,
-    queues: str,
-    since: datetime | None,
-    until: datetime | None,
-    as_json: bool,
+    ctx: click.Context, /, *, lake: Lake, queues: str, since: datetime | None, until: datetime | None, as_json: bool
 ) -> None:
     """List gaps (ranges of lost events), and the number of jobs that 'backfill' has added for each.
 
@@ -282,7 +252,7 @@ def gaps_command(
         check_queues(lake.root, names, known)
     gap_rows = find_gaps(lake, since=since, until=until, queues=names)
     if as_json:
-        click.echo(json.dumps([asdict(gap) for gap in gap_rows], indent=2, default=datetime.isoformat))
+        print_json(to_json(gap_rows))
     elif not gap_rows:
         has_events = any(reader.days(table) for table in (EVENTS, GAPS))
         click.echo(
@@ -291,30 +261,22 @@ def gaps_command(
             else "No gaps, and no events: no batch has been written yet."
         )
     else:
-        click.echo(_gap_table(gap_rows))
-    ctx.exit(EXIT_LOST if gap_rows else 0)
-
-
-def _gap_table(gaps: list[GapRow]) -> str:
-    rows = [
-        (
-            gap.queue,
-            f"{'' if gap.exact else '>= '}{gap.lost:,}",
-            gap.loss_reason,
-            _gap_time(gap.last_at_before),
-            _gap_time(gap.first_at_after),
-            "-" if gap.backfilled_jobs is None else f"{gap.backfilled_jobs:,}",
+        _show(
+            ("queue", "lost events", "reason", "last event before", "first event after", "jobs backfilled"),
+            (
+                (
+                    gap.queue,
+                    f"{'' if gap.exact else '>= '}{gap.lost:,}",
+                    gap.loss_reason,
+                    gap.last_at_before,
+                    gap.first_at_after,
+                    gap.backfilled_jobs,
+                )
+                for gap in gap_rows
+            ),
         )
-        for gap in gaps
-    ]
-    table = as_table(
-        ("queue", "lost events", "reason", "last event before", "first event after", "jobs backfilled"), rows
-    )
-    return f"{table}\n\n{pluralize(len(gaps), 'gap')}, {pluralize(sum(gap.lost for gap in gaps), 'event')} lost"
-
-
-def _gap_time(at: datetime | None) -> str:
-    return "-" if at is None else f"{at:%Y-%m-%d %H:%M:%S}"
+        click.echo(f"\n{pluralize(len(gap_rows), 'gap')}, {pluralize(sum(gap.lost for gap in gap_rows), 'event')} lost")
+    ctx.exit(EXIT_LOST if gap_rows else 0)
 
 
 _SECTIONS: Final = ("slo", "capacity", "cost", "errors")
@@ -344,11 +306,7 @@ _BY_SUFFIX: Final[Mapping[str, str]] = {".html": "html", ".md": "md", ".json": "
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write, or - for standard output."
 )
-@duration_option(
-    "--max-wait",
-    default="2s",
-    text="Capacity target: how long an attempt may wait for a worker.",
-)
+@duration_option("--max-wait", default="2s", text="Capacity target: how long an attempt may wait for a worker.")
 @click.option(
     "--target",
     type=float,
@@ -382,34 +340,19 @@ def report_command(
     output_format = _output_format(section, output_format, output)
     if one_day is not None and day_range is not None:
         raise click.UsageError("--day and --days cannot be used together")
-    with _report_missing_extra():
-        from bulltask.lake.report.data import Period  # noqa: PLC0415 - slow, like the others
-        from bulltask.lake.report.page import html, make_report, markdown  # noqa: PLC0415
+    from bulltask.lake.report.data import Period  # noqa: PLC0415 - slow, like the others
+    from bulltask.lake.report.page import html, make_report, markdown  # noqa: PLC0415
 
-        report_days = day_range or [one_day or _last_day(lake)]
-        names = tuple(name.strip() for name in (queues or "").split(",") if name.strip())
-        period = Period(report_days[0], report_days[-1], names)
-        report = make_report(lake, period, **target)
-        if section:
-            text = _report_table(report, section, output_format)
-        else:
-            text = markdown(report) if output_format == "md" else html(report)
+    report_days = day_range or [one_day or _last_day(lake)]
+    names = tuple(name.strip() for name in (queues or "").split(",") if name.strip())
+    report = make_report(lake, Period(report_days[0], report_days[-1], names), **target)
+    if section:
+        text = _report_table(report, section, output_format)
+    else:
+        text = markdown(report) if output_format == "md" else html(report)
     if output is None and output_format == "html":
         output = Path(f"bulltask-report-{report.data.period}.html")
     _write_report(report, text, output)
-
-
-@contextmanager
-def _report_missing_extra() -> Iterator[None]:
-    """Raise :class:`MissingExtraError` if a module of the extra ``report`` is missing."""
-    try:
-        yield
-    except ModuleNotFoundError as exc:
-        if exc.name not in {"jinja2", "markupsafe"}:  # `lake_option` has imported the others
-            raise
-        raise MissingExtraError(
-            f"the report needs {exc.name}, which is not installed: pip install 'bulltask[report]'"
-        ) from exc
 
 
 def _output_format(section: str | None, wanted: str | None, output: Path | None) -> str:
