@@ -35,7 +35,7 @@ from bulltask.spark.sink import (
     standard_rows,
     write_options,
 )
-from bulltask.spark.source.columns import TABLES, select_columns
+from bulltask.spark.source.columns import select_columns
 from bulltask.spark.source.options import (
     BrokerOptions,
     CountsOptions,
@@ -44,6 +44,7 @@ from bulltask.spark.source.options import (
     StreamOptions,
     WriteOptions,
     broker_options,
+    columns_of,
     read_options,
     table_of,
 )
@@ -90,8 +91,8 @@ class BulltaskSource(DataSource):
 
     @_in_one_line
     def schema(self) -> StructType:
-        """Return all columns of the table."""
-        return TABLES[table_of(self.options)]
+        """Return the columns of the table: all, or those of the option ``columns``."""
+        return select_columns(table_of(self.options), None, columns_of(self.options))
 
     @_in_one_line
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -248,10 +249,12 @@ class JobsReadOptions(BrokerOptions, total=False):
     """Further arguments of ``jobs``, in addition to :class:`bulltask.spark.source.options.BrokerOptions`.
 
     Attributes:
+        ids: Read only the jobs with these ids, without listing others: milliseconds instead of a read of all.
         since, until: Read only jobs that finished at ``since`` or later, and before ``until``. Redis selects them,
             which is faster than a filter. Without a time zone, the times are in UTC.
     """
 
+    ids: Sequence[str] | None
     since: datetime | None
     until: datetime | None
 
@@ -286,9 +289,12 @@ def jobs(
     values = {"state": ",".join([states] if isinstance(states, str) else states)}
     period = {"since": options.get("since"), "until": options.get("until")}
     values |= {name: moment.isoformat() for name, moment in period.items() if moment is not None}
+    if (ids := options.get("ids")) is not None:
+        values["id"] = json.dumps(list(ids))
     if partitions is not None:
         values["numPartitions"] = str(partitions)
-    connection = cast("BrokerOptions", {name: value for name, value in options.items() if name not in period})
+    others = {name: value for name, value in options.items() if name not in {*period, "ids"}}
+    connection = cast("BrokerOptions", others)
     return _batch(spark, "jobs", columns, _options(queues, connection) | values)
 
 
@@ -372,15 +378,9 @@ def stream_events(
 def _batch(spark: SparkSession, table: str, columns: Sequence[str] | None, options: dict[str, str]) -> DataFrame:
     register(spark)
     reader: DataFrameReader = spark.read.format("bulltask").options(table=table, **options)
-    return (reader if columns is None else reader.schema(_select(table, columns))).load()
-
-
-def _select(table: str, columns: Sequence[str]) -> StructType:
-    fields = {field.name: field for field in TABLES[table].fields}
-    for name in columns:
-        if name not in fields:
-            raise ConfigError(f"table {table} has no column {name!r}{did_you_mean(name, fields)}")
-    return StructType([fields[name] for name in columns])
+    if columns is not None:
+        reader = reader.schema(select_columns(table, None, columns))
+    return reader.load()
 
 
 def _options(queues: str | Sequence[str], connection: BrokerOptions) -> dict[str, str]:

@@ -146,22 +146,22 @@ def arrow_schema(schema: StructType) -> Any:
     return pa.schema([pa.field(field.name, _ARROW[field.dataType], field.nullable) for field in schema.fields])
 
 
-def select_columns(table: str, schema: StructType | None) -> StructType:
-    """Return the columns to read: those of the argument of ``.schema(…)``; ``None``: all columns of the table.
+def select_columns(table: str, schema: StructType | None, names: Sequence[str] | None = None) -> StructType:
+    """Return the columns to read: those of the argument of ``.schema(…)``, else those named, else all of the table.
 
-    A schema is the only way to read fewer columns, because Spark does not push a query's column selection down to a
-    Python data source. A column that the table does not have, or has with a different type, raises ``ConfigError``.
+    Only so can a read have fewer columns: Spark does not push a query's column selection down to a Python data source.
+    A column that the table does not have, or has with a different type, raises ``ConfigError``.
     """
     fields = {field.name: field for field in TABLES[table].fields}
-    if schema is None:
+    if schema is None and names is None:
         return TABLES[table]
+    for name in names or () if schema is None else schema.fieldNames():
+        if name not in fields:
+            raise ConfigError(f"[BULLTASK_SCHEMA] table {table} has no column {name!r}{did_you_mean(name, fields)}")
+    if schema is None:
+        return StructType([fields[name] for name in names or ()])
     for requested in schema.fields:
-        known = fields.get(requested.name)
-        if known is None:
-            raise ConfigError(
-                f"[BULLTASK_SCHEMA] table {table} has no column {requested.name!r}"
-                f"{did_you_mean(requested.name, fields)}"
-            )
+        known = fields[requested.name]
         if known.dataType != requested.dataType:
             raise ConfigError(
                 f"[BULLTASK_SCHEMA] column {requested.name} of {table} is of type {known.dataType.simpleString()}, "

@@ -46,6 +46,7 @@ __all__ = [
     "WriteOptions",
     "app_name",
     "broker_options",
+    "columns_of",
     "read_options",
     "table_of",
 ]
@@ -164,6 +165,15 @@ def _job_states(value: Any, name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(s for word in states for s in (("wait", "paused") if word == "waiting" else (word,))))
 
 
+def _texts(value: Any, name: str) -> tuple[str, ...]:
+    """Return unique texts from ``a,b``, or from a JSON list if one contains a comma."""
+    text = value.strip() if isinstance(value, str) else value
+    texts = parse_names(_json(text, name, list) if isinstance(text, str) and text.startswith("[") else text, name)
+    if not texts:
+        raise ConfigError(f"{name} must not be empty")
+    return tuple(dict.fromkeys(texts))
+
+
 def _starts(value: Any, name: str) -> str | Mapping[str, StreamId]:
     """Return where a streaming read begins: ``earliest``, ``latest``, or ids by queue."""
     text = str(value).strip()
@@ -242,6 +252,8 @@ OPTIONS: Final = (
     _O("table", "table", _BATCH, choice("jobs", "events", "counts"), "jobs", "what to read"),
     _O("table", "table", _STREAM, choice("events"), "events", "what to read"),
     _O("state", "states", _JOBS, _job_states, "completed,failed", "states of the jobs to read"),
+    _O("id", "ids", _JOBS, optional(_texts), None, "only the jobs with these comma-separated ids"),
+    _O("columns", "columns", _READS, optional(_texts), None, "comma-separated names; default: all, or the schema's"),
     _O("numPartitions", "partitions", _JOBS, optional(integer(1, 10_000)), None, "maximum number; default: 2 per core"),
     _O(
         "numPartitions",
@@ -303,12 +315,14 @@ class ReadOptions(SourceOptions):
         every: Whether all queues under the prefix are read.
         skip_unsupported: Whether queues that a lake cannot record are skipped.
         table: What is read.
+        columns: The columns of the table if the reader has no schema; ``None`` for all.
     """
 
     queues: tuple[str, ...]
     every: bool
     skip_unsupported: bool
     table: Table
+    columns: tuple[str, ...] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,11 +331,18 @@ class JobsOptions(ReadOptions):
 
     operation: ClassVar[Operation] = Operation.JOBS
     states: tuple[str, ...]
+    ids: tuple[str, ...] | None
     partitions: int | None
     min_rows: int
     fetch_size: int
     since_ms: int | None
     until_ms: int | None
+
+    @property
+    def id_pages(self) -> Sequence[Sequence[str] | None]:
+        """The wanted ids, as many at a time as one round trip reads; ``None`` stands for all ids."""
+        ids, size = self.ids, self.fetch_size
+        return [None] if ids is None else [ids[start : start + size] for start in range(0, len(ids), size)]
 
     @property
     def matching_states(self) -> Sequence[str]:
@@ -403,8 +424,16 @@ def app_name(stored_name: str, *, hash_tag: bool) -> str | None:
 
 def table_of(options: Mapping[str, str]) -> Table:
     """Return the table of a batch read; default: ``jobs``."""
-    row = next(row for row in OPTIONS if row.name == "table")
-    return cast("Table", _value(row, _lower_names(options)))
+    return cast("Table", _named(options, "table"))
+
+
+def columns_of(options: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Return the columns of a read; ``None`` for all."""
+    return cast("tuple[str, ...] | None", _named(options, "columns"))
+
+
+def _named(options: Mapping[str, str], name: str) -> Any:
+    return _value(next(row for row in OPTIONS if row.name == name), _lower_names(options))
 
 
 def read_options(

@@ -70,7 +70,16 @@ from bulltask.spark.source.planning import (
 from bulltask.spark.source.streams import find_end, max_lengths, parse_state, read_ranges, read_states
 from bulltask.transport.call import Call, QueueKeys
 from bulltask.transport.scripts.job import job_fields
-from bulltask.transport.scripts.queue import LISTS, STATES, count_by_score, ids_by_score, list_ids, score_at, state_size
+from bulltask.transport.scripts.queue import (
+    LISTS,
+    STATES,
+    count_by_score,
+    ids_by_score,
+    ids_with_scores,
+    list_ids,
+    score_at,
+    state_size,
+)
 from bulltask.transport.streams import MAX_RANGE, last_id_of_range, stream_exists, stream_info
 
 __all__ = [
@@ -164,9 +173,11 @@ class JobsReader(_TableReader[JobsOptions]):
     def _read_share(self, connection: Connection, share: QueueShare) -> Iterator[pa.RecordBatch]:
         keys = QueueKeys(self._options.config.prefix, share.bullmq_name, share.queue)
         states = self._options.matching_states
-        calls = [self._listing(keys, state, share.edges.get(state, "-inf")) for state in states]
-        for state, ids in zip(states, connection.run_atomically(calls) if calls else (), strict=True):
-            yield from self._read_jobs(connection, keys, state, list(filter(share.has, ids)))
+        for wanted in self._options.id_pages:
+            calls = [self._listing(keys, state, share.edges.get(state, "-inf"), wanted) for state in states]
+            for state, ids in zip(states, connection.run_atomically(calls) if calls else (), strict=True):
+                chosen = ids if wanted is None else set(wanted).intersection(ids)
+                yield from self._read_jobs(connection, keys, state, list(filter(share.has, chosen)))
         for state, (low, high) in share.ranges.items():
             yield from self._read_jobs(connection, keys, state, connection.run(ids_by_score(keys, state, low, high)))
 
@@ -179,14 +190,18 @@ class JobsReader(_TableReader[JobsOptions]):
             replies = connection.run_many([job_fields(keys, job_id, names) for job_id in page])
             yield job_record_batch(self._schema, constants, page, replies)
 
-    def _listing(self, keys: QueueKeys, state: str, edge: str) -> Call[list[str]]:
-        """Return the call for the ids in a state; for finished jobs, from the edge on."""
+    def _listing(self, keys: QueueKeys, state: str, edge: str, wanted: Sequence[str] | None) -> Call[list[str]]:
+        """Return the call for the ids in a state, or for those of some ids; for finished jobs, from the edge on."""
         if state in LISTS:
             return list_ids(keys, state)
         low, high = self._options.finished_between if state in FINISHED else ("-inf", "+inf")
+        if wanted is not None:
+            return ids_with_scores(keys, state, wanted, low, high)
         return ids_by_score(keys, state, max(low, edge, key=float) if state in FINISHED else low, high)
 
     def _plan(self, connection: Connection, keys: QueueKeys) -> list[QueueShare]:
+        if self._options.ids is not None:
+            return [QueueShare(keys.queue, keys.name)]
         states = self._options.matching_states
         finished = [state for state in states if state in FINISHED]
         low, high = self._options.finished_between

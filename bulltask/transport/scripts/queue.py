@@ -73,6 +73,7 @@ __all__ = [
     "get_rate_limit_ttl",
     "has_schedule_workers",
     "ids_by_score",
+    "ids_with_scores",
     "in_same_slot",
     "is_maxed",
     "key_type",
@@ -507,6 +508,17 @@ def score_at(keys: QueueKeys, state: str, rank: int) -> Call[str | None]:
 def ids_by_score(keys: QueueKeys, state: str, low: str, high: str) -> Call[list[str]]:
     """List the ids in a sorted state whose score is from ``low`` to ``high``."""
     return command("ZRANGEBYSCORE", keys.base + state, low, high, parse_reply=texts)
+
+
+def ids_with_scores(keys: QueueKeys, state: str, ids: Sequence[str], low: str, high: str) -> Call[list[str]]:
+    """Find those of some ids that are in a sorted state, with a score like for `ids_by_score`; ``high`` is excluded."""
+    minimum, limit = float(low), float(high.removeprefix("("))
+
+    def found(scores: Sequence[bytes | None]) -> list[str]:
+        pairs = zip(ids, scores, strict=True)
+        return [job_id for job_id, score in pairs if score is not None and minimum <= float(score) < limit]
+
+    return command("ZMSCORE", keys.base + state, *ids, parse_reply=found)
 
 
 def list_ids(keys: QueueKeys, state: str) -> Call[list[str]]:

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col
 
 from bulltask.queue import Queue
+from bulltask.spark import jobs as read_jobs
 from tests.support.queue_contents import BASE, add, ids_in_redis
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(300)]
@@ -69,6 +70,28 @@ def test_a_dataframe_or_view_returns_the_rows_of_each_querys_own_filter(
         spark.catalog.dropTempView("filtered_mail")
     with pytest.raises(PySparkException, match=r"BULLTASK_OPTION_UNKNOWN.*pushdown"):
         jobs(spark, broker_url, pushdown="true").count()
+
+
+def test_chosen_ids_and_columns_are_read_by_every_query_as_they_are_then(
+    spark: SparkSession, broker_url: str, mail: Queue, redis_client: redis.Redis
+) -> None:
+    waiting, delayed = ids_in_redis(redis_client, "wait")[3], ids_in_redis(redis_client, "delayed")[3]
+    spark.sql(
+        "CREATE OR REPLACE TEMPORARY VIEW two USING bulltask OPTIONS "
+        f"(url '{broker_url}', queue 'mail', state 'wait,delayed', id '{waiting},{delayed}', columns 'state,id')"
+    )
+    states, columns = ["wait", "delayed"], ["state", "id"]
+    frame = read_jobs(spark, "mail", states, url=broker_url, ids=[waiting, delayed], columns=columns)
+
+    def both(condition: str = "true") -> list[tuple[str, str]]:
+        rows = spark.sql(f"SELECT * FROM two WHERE {condition}").collect()
+        assert sorted(rows) == sorted(frame.where(condition).collect())
+        return sorted((row.id, row.state) for row in rows)
+
+    assert both(f"id = '{waiting}'") == [(waiting, "wait")]
+    assert both() == sorted([(waiting, "wait"), (delayed, "delayed")])
+    assert mail.remove(waiting)
+    assert both() == [(delayed, "delayed")]
 
 
 def test_an_sql_view_may_declare_some_of_the_columns(spark: SparkSession, broker_url: str, mail: Queue) -> None:

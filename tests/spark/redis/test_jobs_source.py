@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -16,7 +17,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from bulltask.errors import BrokerError
+from bulltask.errors import BrokerError, ConfigError
 from bulltask.queue import FlowJob, FlowProducer, Queue
 from bulltask.spark.source.columns import JOB_FIELDS, JOBS, arrow_schema, hash_fields, job_record_batch
 from bulltask.spark.source.readers import JobsPartition
@@ -283,6 +284,46 @@ def test_all_states_of_a_queue_are_listed_in_one_transaction(
     sent = [command.split()[0] for command in commands()]
     inside = sent[sent.index("MULTI") + 1 : sent.index("EXEC")]
     assert sorted(inside) == ["LRANGE"] * 3 + ["ZRANGEBYSCORE"] * 5
+
+
+def test_chosen_ids_are_looked_up_without_listing_jobs_or_reading_others(
+    read: Read,
+    queue: Queue,
+    manual_worker: ManualWorker,
+    redis_client: redis.Redis,
+    commands: Callable[[], list[str]],
+) -> None:
+    ids = add(queue, 20)
+    done = [manual_worker.complete() for _ in range(10)]
+    failed = manual_worker.fail()
+    every = {row["id"]: row for row in read(state=EVERY_STATE)}
+    commands()
+
+    rows = read(id=f"{done[3]}, {failed},{ids[-1]},{done[3]},unknown", **SMALL_PARTITIONS)
+
+    sent = [command.split()[0] for command in commands() if "bull:" in command]
+    assert by_id(rows) == by_id([every[done[3]], every[failed]]), "ids[-1] is waiting; other states were not wanted"
+    assert sorted(sent) == ["HMGET"] * 2 + ["ZMSCORE"] * 4
+    wanted = json.dumps([done[3], ids[-1], failed])
+    assert by_id(read(id=wanted, state=EVERY_STATE)) == by_id([every[done[3]], every[ids[-1]], every[failed]])
+    redis_client.zadd(BASE + "completed", dict(zip(done, [1_000, 2_000], strict=False)))
+    found = read(id=",".join(done[:3]), since="1970-01-01T00:00:01", until="1970-01-01T00:00:02")
+    assert [row["id"] for row in found] == done[:1]
+
+
+def test_the_option_columns_selects_the_hash_fields_to_read(
+    make_reader: Callable[..., DataSourceReader], read: Read, queue: Queue, commands: Callable[[], list[str]]
+) -> None:
+    ids = add(queue, 2)
+    commands()
+
+    rows = read(state="wait", columns="id, state, priority")
+
+    assert by_id(rows) == [{"id": job_id, "state": "wait", "priority": 0} for job_id in sorted(ids)]
+    fields = {tuple(command.split()[2:]) for command in commands() if command.startswith("HMGET")}
+    assert fields == {("priority", "name", "timestamp")}, "the last two show that the job exists"
+    with pytest.raises(ConfigError, match=r"\[BULLTASK_SCHEMA\] table jobs has no column 'stat'; did you mean 'state'"):
+        make_reader(columns="id,stat")
 
 
 @pytest.mark.slow
