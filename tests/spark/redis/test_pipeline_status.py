@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -16,6 +17,8 @@ from bulltask.cli.main import main
 from bulltask.lake.ledger import BatchRecord, QueueRecord
 from bulltask.lake.storage import Lake, RunLock, writer_pid
 from bulltask.lake.tables import OPEN_EVENTS
+from bulltask.spark.source.connection import Connection
+from bulltask.spark.source.streams import pipeline_status
 from tests.support.command_output import json_of
 from tests.support.skipped_queues import SKIPPED_QUEUES, write_skipped_queues
 
@@ -97,6 +100,28 @@ def test_an_unread_queue_lags_by_all_its_events(status: Status, lake: Lake, redi
     write(redis_client, 101, "new")
     new = queues(status("--json"))["new"]
     assert (new["last_id"], new["lag_events"], new["lag_s"]) == (None, 101, 10.0)
+
+
+def test_many_queues_share_round_trips(
+    lake: Lake, broker_url: str, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = {"mail": 25_000, **{f"queue-{number}": 90 + 10 * number for number in range(40)}}
+    for queue, length in lengths.items():
+        write(redis_client, length, queue)
+    last_ids = dict.fromkeys(lengths, f"{START_MS + 900}-0")
+    last_ids |= {queue: f"{START_MS + (length - 1) * 100}-0" for queue, length in lengths.items() if queue == "queue-0"}
+    lake.commit(OPEN_EVENTS, [], batch=2, metadata=BatchRecord(number=2, last_ids=last_ids).to_json())
+    trips, request = itertools.count(), Connection._retry
+
+    def count_request(connection: Connection, *args: Any) -> Any:
+        next(trips)
+        return request(connection, *args)
+
+    monkeypatch.setattr(Connection, "_retry", count_request)
+    status = pipeline_status(lake, {"url": broker_url, "queue": "*"})
+    lags = {queue.queue: queue.lag_events for queue in status.queues}
+    assert lags == {queue: 0 if queue == "queue-0" else length - 10 for queue, length in lengths.items()}
+    assert next(trips) < 20
 
 
 def test_the_status_is_available_without_batches_and_without_redis(status: Status, tmp_path: Path) -> None:
