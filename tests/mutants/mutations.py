@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 
 __all__ = ["Mutant", "find_mutants"]
 
@@ -47,7 +46,7 @@ class Mutant:
     """One change of one file.
 
     Attributes:
-        key: A stable id as long as file name, function and changed text stay the same.
+        key: An id that is stable as long as file, class, function or global variable, and changed text stay the same.
         file: The path from the root of the repository.
         kind: The kind of the change.
         first, last: The changed lines.
@@ -73,11 +72,11 @@ def find_mutants(file: str, text: str) -> Iterator[Mutant]:
     raw, tree = text.encode(), ast.parse(text)
     starts = [0, *accumulate(len(line) for line in raw.splitlines(keepends=True))]
     seen: Counter[str] = Counter()
-    for node, within in _nodes(tree, ""):
+    for node, within, place in _nodes(tree, "", ""):
         for kind, part, new in _changes(node):
             first, last, begin, end = _span(part)
             begin, end = starts[first - 1] + begin, starts[last - 1] + end
-            name = f"{Path(file).name}:{within}:{kind}:{raw[begin:end].decode()}:{new}"
+            name = f"{file}:{place}:{kind}:{raw[begin:end].decode()}:{new}"
             seen[name] += 1
             key = hashlib.sha256(f"{name}:{seen[name]}".encode()).hexdigest()[:12]
             yield Mutant(key, file, kind, first, last, within, (raw[:begin] + new.encode() + raw[end:]).decode())
@@ -87,14 +86,19 @@ def _span(node: ast.AST) -> tuple[int, int, int, int]:
     return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset  # type: ignore[attr-defined]
 
 
-def _nodes(node: ast.AST, within: str) -> Iterator[tuple[ast.AST, str]]:
-    """Return the nodes that may be changed, with the function of each."""
-    yield node, within
+def _nodes(node: ast.AST, within: str, place: str) -> Iterator[tuple[ast.AST, str, str]]:
+    """Return the nodes that may be changed, with the function of each, and a more exact place."""
+    yield node, within, place
+    match node:
+        case (
+            ast.ClassDef(name=name) | ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name))
+        ):
+            place = place if within else f"{place}.{name}"
     for child in _children(node):
-        inside = within
+        inside, at = within, place
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and isinstance(child, ast.stmt):
-            inside = f"{within}.{node.name}".lstrip(".")
-        yield from _nodes(child, inside)
+            inside, at = f"{within}.{node.name}".lstrip("."), f"{place}.{node.name}"
+        yield from _nodes(child, inside, at)
 
 
 def _children(node: ast.AST) -> Iterable[ast.AST]:
