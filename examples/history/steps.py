@@ -26,7 +26,12 @@ from bulltask.spark import Pipeline
 MAX_EVENTS = 1_000_000
 """The number of events that Redis keeps per queue: enough for the whole demo (docs/how-to/pipeline.md)."""
 
-CONF = {"spark.driver.memory": "2g", "spark.ui.showConsoleProgress": "false"}
+CONF = {
+    "spark.driver.memory": "2g",
+    "spark.ui.showConsoleProgress": "false",
+    # The JVM lives for a minute: optimizing its code takes longer than that saves, 20 of 50 CPU seconds.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
 TASKS = tuple(QUEUES)
 
 
@@ -63,13 +68,13 @@ class DemoSteps:
 
     def start_pipeline(self) -> None:
         """Start the pipeline, which writes events to the lake during all further steps."""
-        print("\n1. Start the pipeline for all queues\n   >>> query = Pipeline(spark, lake).run()", flush=True)
+        self._begin("1. Start the pipeline for all queues")
+        print("   >>> query = Pipeline(spark, lake).run()", flush=True)
         self._query = self._pipeline.run()
-        self._query.processAllAvailable()  # wait until the query has started; only a resumed demo already has events
 
     def send(self, jobs: int, write_id: str) -> None:
         """Send a job for each row, except jobs that this write has already sent."""
-        print("\n2. Send a job for each row of a DataFrame; a worker runs them")
+        self._begin("2. Send a job for each row of a DataFrame; a worker runs them")
         names = F.array(*map(F.lit, TASKS))
         rows = self._spark.range(jobs).select(
             F.get(names, (F.col("id") % len(TASKS)).cast("int")).alias("task"),
@@ -87,10 +92,10 @@ class DemoSteps:
 
     def watch(self, jobs: int) -> None:
         """Wait until all jobs have finished and the lake has their events."""
-        print("\n3. The worker runs the jobs; the pipeline writes their events", flush=True)
+        self._begin("3. The worker runs the jobs; the pipeline writes their events")
         pause, start, finished = threading.Event(), time.perf_counter(), 0
         while finished < jobs:
-            pause.wait(5)
+            pause.wait(3)
             if (error := self._query.exception()) is not None:
                 raise error
             try:
@@ -108,7 +113,8 @@ class DemoSteps:
 
     def build(self) -> None:
         """Build and show the gold tables."""
-        print('\n4. Build the gold tables\n   >>> Pipeline(spark, lake).build("gold", days=[today])')
+        self._begin("4. Build the gold tables")
+        print('   >>> Pipeline(spark, lake).build("gold", days=[today])', flush=True)
         today = datetime.now(UTC).date()
         self._pipeline.build("gold", days=sorted({self._first_day, today}))
         minutes = self._table("gold.task_minute").where("name IS NOT NULL")
@@ -126,7 +132,8 @@ class DemoSteps:
         table = self._lake / "gold" / "task_minute"
         counts = "sum(added)::BIGINT AS added, sum(finished)::BIGINT AS finished, sum(failed)::BIGINT AS failed"
         sql = f"SELECT {counts} FROM minutes"
-        print(f'5. Any reader of Delta tables can query them, such as DuckDB\n   >>> minutes = DeltaTable("{table}")')
+        self._begin("5. Any reader of Delta tables can query them, such as DuckDB")
+        print(f'   >>> minutes = DeltaTable("{table}")')
         print(f"   >>> duckdb.sql({sql!r})", flush=True)
         with duckdb.connect() as connection:
             connection.register("minutes", DeltaTable(table).to_pyarrow_dataset())
@@ -159,9 +166,13 @@ class DemoSteps:
         page = self._lake / "report.html"
         days = f"{self._first_day}..{datetime.now(UTC).date()}"
         arguments = ["pipeline", "report", "--lake", str(self._lake), "--days", days, "-o", str(page)]
-        print(f"6. Write a report\n   $ bulltask {' '.join(arguments)}", flush=True)
+        self._begin("6. Write a report")
+        print(f"   $ bulltask {' '.join(arguments)}", flush=True)
         subprocess.run([sys.executable, "-m", "bulltask", *arguments], check=True, stdout=subprocess.DEVNULL)
         print(f"   Open {page} in a browser.\n")
+
+    def _begin(self, step: str) -> None:
+        print(f"\n{step} (after {time.perf_counter() - self._start:.0f} s)", flush=True)
 
     def _counts(self, name: str, by: str) -> list[Row]:
         return self._table(name).groupBy("name", by).count().collect()
