@@ -48,6 +48,9 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MIN_EVENTS_FOR_EXECUTORS: Final = 50_000
 """Smaller batches are folded by the driver: a Spark job would take longer."""
 
+_ROWS_PER_TASK: Final = 100_000
+"""Two tasks need a third more CPU time than one, because each of them looks for its jobs among all events."""
+
 _MIN_ROWS_BY_SHARD: Final = 20_000
 """Fewer open events are rewritten to one file."""
 
@@ -229,8 +232,11 @@ def _fold(lake: Lake, plan: FoldPlan, events: int, spark: SparkSession | None) -
     if spark is None or events < _MIN_EVENTS_FOR_EXECUTORS:
         return fold(lake, plan)
 
+    total = events + sum(file.rows for file in plan.open_files if plan.rewrites)
+    tasks = max(1, min(SHARDS, total // _ROWS_PER_TASK))
     fold_shards = vectorized_udf(partial(_fold_shards, lake, plan), StringType())
-    rows = spark.range(SHARDS).select(fold_shards(F.col("id")).alias("result")).where("result is not null").collect()
+    column = fold_shards(F.col("id")).alias("result")
+    rows = spark.range(0, SHARDS, 1, tasks).select(column).where("result is not null").collect()
     results = [FoldResult.from_json(json.loads(row.result)) for row in rows]
     return FoldResult(
         [file for result in results for file in result.attempts],
@@ -248,7 +254,7 @@ def _fold_shards(lake: Lake, plan: FoldPlan, arrays: Iterator[pa.Array]) -> Iter
     A function of columns returns as many elements as it gets.
     """
     for shards in arrays:
-        result = json.dumps(fold(lake, plan, shards.to_pylist()).to_json())
+        result = json.dumps(fold(lake, plan, None if len(shards) == SHARDS else shards.to_pylist()).to_json())
         yield pa.array([result, *[None] * (len(shards) - 1)], pa.string())
 
 

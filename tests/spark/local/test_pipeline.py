@@ -204,6 +204,7 @@ def test_silver_written_in_batches_equals_silver_derived_from_all_events(
     by_executors: bool,
 ) -> None:
     monkeypatch.setattr(batches, "_MIN_EVENTS_FOR_EXECUTORS", 30 if by_executors else 10**9)
+    monkeypatch.setattr(batches, "_ROWS_PER_TASK", 20)
     monkeypatch.setattr(batches, "_MIN_ROWS_BY_SHARD", 20)
     mails, photos = events_of("mail", 12, 30), events_of("{photos}", 13, 20)
     write_events(redis_client, mails[:110])
