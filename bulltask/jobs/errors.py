@@ -527,7 +527,7 @@ class LakeError(BulltaskError):
 
 
 class LakeInUseError(LakeError):
-    """Another pipeline is already writing to the lake; the message names its process."""
+    """Another process is writing to the lake; in a file system, the message names it."""
 
 
 class TaskError(BulltaskError):

@@ -354,16 +354,22 @@ def forget(
     """
     if dry_run:
         return [_count(lake, table, jobs) for table in _tables(lake, last)]
-    with RunLock(lake):  # it would write the events of an open job again
-        events = lake.open(EVENTS)
-        if events is not None and _unfinished_batch(lake, events) is not None:
-            raise LakeError(
-                f"the last batch in {lake.root} is not finished, because its pipeline was killed: run 'bulltask "
-                "pipeline run --once' first; nothing was removed"
-            )
-        results = [_remove(lake, table, jobs) for table in _tables(lake, last)]
+    _check_finished(lake)
+    with RunLock(lake) as lock:  # a pipeline would write the events of an open job again
+        _check_finished(lock.lake)
+        results = [_remove(lock.lake, table, jobs) for table in _tables(lake, last)]
+        lock.lake.check_claim()
     _record(lake, results, len(jobs), reason)
     return results
+
+
+def _check_finished(lake: Lake) -> None:
+    events = lake.open(EVENTS)
+    if events is not None and _unfinished_batch(lake, events) is not None:
+        raise LakeError(
+            f"the last batch in {lake.root} is not finished, because its pipeline was killed or stopped: run 'bulltask "
+            "pipeline run --once' first; nothing was removed"
+        )
 
 
 def _names() -> str:
@@ -395,9 +401,9 @@ def _remove(lake: Lake, table: Table, jobs: Collection[JobKey]) -> Forgotten:
             removed += count
             if rows.num_rows:
                 new += lake.write(table, rows, "kept")
-    if replaced:
-        # The pipeline's record is that of the newest commit of its state: old ones are not kept forever.
-        metadata = snapshot.last_metadata() if table is OPEN_EVENTS else None
+    # The pipeline's record is in the newest commit of its state: old ones leave the log, also after a vacuum.
+    metadata = snapshot.last_metadata() if table is OPEN_EVENTS else None
+    if replaced or metadata:
         _rewrite(lake, table, replaced, new, snapshot, metadata)
     old_files = lake.vacuum(table, timedelta(0), never_committed=False) + lake.vacuum(table, _KILLED_WRITE)
     if replaced:

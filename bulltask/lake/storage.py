@@ -12,16 +12,20 @@ A write is one commit of one table: first its files are written, where no reader
 Readers open a table at one version, so they see all rows of a commit or none. Files of a killed write stay unnamed
 until ``bulltask pipeline maintain`` removes them.
 
-Two kinds of commits need more, because delta-rs does not detect these conflicts:
+Some commits need more, because delta-rs does not detect these conflicts:
 
 * A **batch** carries its number as Delta's application transaction. delta-rs refuses the same number only while both
   commits are under way; :meth:`Lake.commit` therefore also compares it with the table's.
 * A **rewrite** (compaction, rebuilt days, removed rows) replaces files. A second rewrite that began before the first
   has ended would bring back or double rows, so each one carries the next number of another application transaction.
+* A **claim** fences earlier writers of batches, where no lock can (:meth:`Lake.claim`): it puts the next number of a
+  third application transaction into each of these tables. A writer's commits repeat its own number, so delta-rs refuses
+  one that is under way during a claim, and :meth:`Lake.commit` one that begins later.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -47,7 +51,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import FileSelector, FileSystem, LocalFileSystem, PyFileSystem, SubTreeFileSystem
 
 from bulltask.jobs.errors import ConfigError, LakeError, LakeInUseError, did_you_mean
-from bulltask.lake.tables import OPEN_EVENTS, TABLES, Kind, Table
+from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS, OPEN_EVENTS, TABLES, Kind, Table
 
 if sys.platform != "win32":
     import fcntl
@@ -75,6 +79,10 @@ _LOG_FILE: Final = re.compile(r"(\d{20})\.(json|checkpoint)\b")
 
 _BATCHES: Final = "bulltask"
 _REWRITES: Final = "bulltask-rewrites"
+_CLAIMS: Final = "bulltask-claims"
+
+_CLAIMED: Final = (EVENTS, GAPS, ATTEMPTS, JOBS, OPEN_EVENTS)  # the tables that batches are written to
+_WITH_RECORDS: Final = (EVENTS, OPEN_EVENTS)  # those whose commits have metadata
 
 _CONFIGURATION: Final = {
     # Without checkpoints, every commit reads the whole log: 500 commits cost 70 ms each, with them 6 ms.
@@ -150,13 +158,14 @@ class Lake:
         self.root = _parse_root(root)
         self._options = dict(storage_options or {})
         self.is_migrating = False
+        self._claim: int | None = None
         self._close()
 
     def __repr__(self) -> str:
         return f"Lake({self.root!r})"  # without credentials
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"root": self.root, "_options": self._options, "is_migrating": False}
+        return {"root": self.root, "_options": self._options, "is_migrating": False, "_claim": self._claim}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
@@ -252,6 +261,34 @@ class Lake:
         assert created is not None
         return created
 
+    def claim(self) -> Self:
+        """Become the only writer of batches: the next commit of any earlier one fails. Return this object.
+
+        Raises:
+            LakeInUseError: Another process has claimed the lake meanwhile.
+        """
+        number: int | None = None
+        for table in _CLAIMED:
+            while True:
+                current, handle = self.create(table), self._handles[table.full_name]
+                last = _number(handle, _CLAIMS)
+                number = last + 1 if number is None or table is _CLAIMED[0] else number
+                if number <= last:
+                    raise self.taken_over_error()
+                # Old commits leave the log: the one with the last batch's record must not, even if no batch follows.
+                record = current.last_metadata() if table in _WITH_RECORDS else None
+                properties = _properties(None, None, number, record)
+                with suppress(CommitFailedError):  # another process has committed a batch, or a claim
+                    handle.create_write_transaction([], "append", arrow_schema(table), commit_properties=properties)
+                    break
+        self._claim = number
+        return self
+
+    def check_claim(self) -> None:
+        """Raise ``LakeInUseError`` if another process has claimed the lake since :meth:`claim` was called."""
+        if self._claim is not None and self.open(EVENTS) is not None:
+            self._claim_of(EVENTS)
+
     def location(self, table: Table) -> str:
         """Return the path or URL of a table's directory."""
         return f"{self.root}/{table.layer}/{table.name}"
@@ -298,10 +335,11 @@ class Lake:
             Whether the commit was made; ``False`` if the table already has the batch.
 
         Raises:
-            LakeInUseError: Another process has replaced files since the snapshot, or writes the same batch.
+            LakeInUseError: Another process has replaced files since the snapshot, writes the same batch, or has claimed
+                the lake.
             LakeError: A file is not in the driver's directory, or a rewrite would drop columns of a newer version.
         """
-        current = self.create(table)
+        current, claim = self.create(table), self._claim_of(table)
         if batch is not None and current.batch >= batch:
             return False
         self._check_written(table, files)
@@ -318,11 +356,11 @@ class Lake:
                     mode="append",
                     schema=arrow_schema(table),
                     partition_by=[table.partition],
-                    commit_properties=_properties(batch, since, metadata),
+                    commit_properties=_properties(batch, since, claim, metadata),
                 )
             except CommitFailedError as exc:
                 # For delta-rs, adding files conflicts with any removal of files, such as that of a compaction.
-                current = self.create(table)
+                current, claim = self.create(table), self._claim_of(table)
                 if not tries_left or _is_overtaken(current, batch, replaced):
                     raise self._conflict(table) from exc
             else:
@@ -424,6 +462,13 @@ class Lake:
             f"executors. Nothing was added to the {unchanged}: mount the directory on every node and try again"
         )
 
+    def taken_over_error(self) -> LakeInUseError:
+        """Return the error for a writer of batches after another one has begun."""
+        return LakeInUseError(
+            f"another 'bulltask pipeline run' or 'forget' has begun to write to {self.root}, so this one ends: let "
+            "only one of them run at a time; the next run continues after the lake's last event"
+        )
+
     def _write_file(self, table: Table, path: str, rows: Any) -> int:
         """Write a file and return its size."""
         full = f"{table.layer}/{table.name}/{path}"
@@ -433,6 +478,13 @@ class Lake:
         with files.open_output_stream(full) as stream:
             pq.write_table(rows, stream, compression="zstd", row_group_size=table.row_group)
             return int(stream.tell())
+
+    def _claim_of(self, table: Table) -> int | None:
+        """Return the claim that commits of a table carry, if it is one of a claimed lake; check that it is the last."""
+        claim = self._claim if table in _CLAIMED else None
+        if claim is not None and claim < _number(self._handles[table.full_name], _CLAIMS):
+            raise self.taken_over_error()
+        return claim
 
     def _conflict(self, table: Table) -> LakeInUseError:
         return LakeInUseError(
@@ -512,8 +564,11 @@ def batch_prefix(batch: int) -> str:
     return f"b{batch:09d}"
 
 
-def _properties(batch: int | None, since: Snapshot | None, metadata: Mapping[str, Any] | None) -> CommitProperties:
+def _properties(
+    batch: int | None, since: Snapshot | None, claim: int | None, metadata: Mapping[str, Any] | None
+) -> CommitProperties:
     transactions = [] if batch is None else [Transaction(_BATCHES, batch)]
+    transactions += [] if claim is None else [Transaction(_CLAIMS, claim)]
     transactions += [] if since is None else [Transaction(_REWRITES, since.rewrites + 1)]
     stored = {"bulltask": json.dumps(metadata)} if metadata else None
     return CommitProperties(custom_metadata=stored, app_transactions=transactions or None)
@@ -603,7 +658,10 @@ def check_platform() -> None:
 class RunLock:
     """The lock of the pipeline that is writing to a lake, acquired by the constructor. A ``kill -9`` releases it, too.
 
-    It locks nothing if the lake is in an object store.
+    An object store has no locks. There, the constructor claims the lake: an earlier pipeline's next commit fails.
+
+    Attributes:
+        lake: The lake to write to with this lock.
 
     Raises:
         LakeError: The lake has an old layout.
@@ -615,7 +673,8 @@ class RunLock:
         lake.check_layout()
         self._releasing = threading.RLock()
         self._file = -1
-        if lake.directory is None:  # an object store has no locks: the second pipeline's first commit fails
+        self.lake = copy.copy(lake).claim() if lake.directory is None else lake
+        if lake.directory is None:
             return
         path = lake.internal(_LOCK)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
 from bulltask.jobs.clock import mono_ms, wall_ms
-from bulltask.jobs.errors import LakeError, LakeInUseError
+from bulltask.jobs.errors import LakeError
 from bulltask.lake.formatting import pluralize
 from bulltask.lake.ledger import BatchRecord, QueueRecord, last_record
 from bulltask.lake.storage import Lake, Snapshot, arrow_schema, batch_prefix
@@ -121,14 +121,12 @@ class BatchWriter:
         checkpoint: The directory of Spark's progress.
         open_job_timeout_ms: The time without events after which an open job times out.
         hash_tag: Whether BullMQ's name for queue ``emails`` is ``{emails}``.
-        after: The number of the lake's last batch when the query was started.
     """
 
     lake: Lake
     checkpoint: Path
     open_job_timeout_ms: int
     hash_tag: bool
-    after: int
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write a batch, unless it is already in the lake."""
@@ -136,7 +134,12 @@ class BatchWriter:
         head, query = last_record(self.lake) or BatchRecord(), query_of(self.checkpoint)
         if head.queries.get(query) == batch_id:
             return  # the batch is complete, but Spark was killed before it committed its checkpoint
-        self._check_turn(head, query, batch_id)
+        if query in head.queries and (batch_id <= head.queries[query] or head.query not in {"", query}):
+            self.lake.check_claim()
+            raise LakeError(
+                f"batch {batch_id} of query {query} and later batches are already in {self.lake.root}: the checkpoint "
+                f"is older than the lake. Delete {self.checkpoint}: the next run continues after the lake's last event"
+            )
         start_ms = mono_ms()
         part = merge_parts(ReadPart.from_json(json.loads(row.part)) for row in batch.collect())
         check_complete(self.lake.root, self.checkpoint, batch_id, part.queues, hash_tag=self.hash_tag)
@@ -144,24 +147,8 @@ class BatchWriter:
         number, timeout_ms, read_ms = head.number + 1, self.open_job_timeout_ms, mono_ms() - start_ms
         read = BatchRead(number, query, batch_id, detected_us, timeout_ms, read_ms, part)
         if not self.lake.commit(EVENTS, part.files, batch=number, metadata=read.to_json()):
-            raise self._in_use()
+            raise self.lake.taken_over_error()
         _complete(self.lake, head, read, batch.sparkSession)
-
-    def _check_turn(self, head: BatchRecord, query: str, batch_id: int) -> None:
-        """Check that this query continues where the lake's last batch ended."""
-        if query in head.queries and (batch_id <= head.queries[query] or head.query not in {"", query}):
-            raise LakeError(
-                f"batch {batch_id} of query {query} and later batches are already in {self.lake.root}: the checkpoint "
-                f"is older than the lake. Delete {self.checkpoint}: the next run continues after the lake's last event"
-            )
-        if query not in head.queries and head.number != self.after:
-            raise self._in_use()
-
-    def _in_use(self) -> LakeInUseError:
-        return LakeInUseError(
-            f"another pipeline is writing to {self.lake.root}: this batch was not written. Stop one of them; the next "
-            "run continues after the lake's last event"
-        )
 
 
 def query_of(checkpoint: Path) -> str:

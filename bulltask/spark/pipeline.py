@@ -137,18 +137,19 @@ class Pipeline:
             without losing events; :meth:`stop` waits for the batch.
 
         Raises:
-            LakeInUseError: Another pipeline is writing to this lake.
+            LakeInUseError: Another pipeline is writing to this lake. In an object store, the query fails with this
+                error when another one starts.
             ConfigError: An option is invalid, or the metrics cannot be served at this address.
         """
         _release_ended(self.lake.root)
         with ExitStack() as stack:
             lock = stack.enter_context(RunLock(self.lake))
-            complete(self.lake)
+            complete(lock.lake)
             self.lake.delete_unnamed(OPEN_EVENTS)
             _remove_partial_offsets(self.checkpoint)
             self._remove_outdated_checkpoint()
             self._serve_metrics(stack)
-            query = self._start(available_now)
+            query = self._start(lock.lake, available_now)
             _RUNNING_QUERIES[self.lake.root] = query, lock
             at_end = stack.pop_all()
         threading.Thread(target=_close_at_end, args=(query, at_end), name="bulltask-pipeline", daemon=True).start()
@@ -280,16 +281,11 @@ class Pipeline:
         """Return the source options with the location of the queues."""
         return {name: text for name, text in self._source().items() if name in _BROKER_OPTIONS}
 
-    def _start(self, available_now: bool) -> StreamingQuery:
+    def _start(self, lake: Lake, available_now: bool) -> StreamingQuery:
         head = last_record(self.lake)
         source = self._source(self._starting if head is None else json.dumps(dict(head.last_ids)))
-        batches = BatchWriter(
-            self.lake,
-            self.checkpoint,
-            self._open_job_timeout_ms,
-            hash_tag=source["queueHashTag"] == "true",
-            after=0 if head is None else head.number,
-        )
+        hash_tag = source["queueHashTag"] == "true"
+        batches = BatchWriter(lake, self.checkpoint, self._open_job_timeout_ms, hash_tag=hash_tag)
         kind = events_source(self.lake)
         with _REGISTERING:  # another pipeline of this process has a source with the same name
             self.spark.dataSource.register(kind)
@@ -315,14 +311,9 @@ class Pipeline:
         }
 
     def _remove_outdated_checkpoint(self) -> None:
-        """Remove a checkpoint with which no batch was written if the lake may have received others since it was made.
-
-        In a file system, the lock prevents that.
-        """
-        head, metadata = last_record(self.lake), self.checkpoint / "metadata"
-        if self.lake.directory is not None or head is None or not metadata.is_file():
-            return
-        if query_of(self.checkpoint) not in head.queries:
+        """Remove a checkpoint with which no batch was written: the lake may have received others since it was made."""
+        head, has_query = last_record(self.lake), (self.checkpoint / "metadata").is_file()
+        if head is not None and has_query and query_of(self.checkpoint) not in head.queries:
             shutil.rmtree(self.checkpoint)
 
 

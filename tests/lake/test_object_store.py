@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import date
+from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from bulltask.cli.main import main
+from bulltask.errors import LakeInUseError
 from bulltask.lake import History
+from bulltask.lake.ledger import last_record
 from bulltask.lake.maintenance import forget, maintain, parse_retention
 from bulltask.lake.reader import TableReader
-from bulltask.lake.tables import EVENTS, JOBS
+from bulltask.lake.storage import DataFile, Lake, RunLock
+from bulltask.lake.tables import EVENTS, JOBS, OPEN_EVENTS, Table
+from tests.support.job_histories import histories
 from tests.support.lake import LakeBuilder, at
 from tests.support.object_store import BUCKET, SECRET, object_store
+from tests.support.stored_batches import StoredBatches, ids_of, rows_of
 
 
 @pytest.fixture
@@ -49,3 +56,35 @@ def test_a_lake_in_an_object_store_is_searched_maintained_and_forgets(
     assert shown.exit_code == 0, shown.output
     assert "completed" in shown.output
     assert SECRET not in f"{lake.lake!r}{History(lake.lake.root, options)!r}{JOBS!r}"
+
+
+@pytest.mark.slow
+def test_a_pipeline_and_forget_never_write_at_the_same_time(options: Mapping[str, str], tmp_path: Path) -> None:
+    """An object store has no locks: the one that begins later stops the other before its next commit."""
+    events = histories(3, 6)
+    root, middle = f"s3://{BUCKET}/forgetting", len(events) // 2
+    lake, begun = Lake(root, options), list[StoredBatches]()
+    StoredBatches(RunLock(lake).lake, tmp_path / "checkpoint").write(0, events[:middle])
+    (*_, open_job) = rows_of(lake, OPEN_EVENTS).select(["queue", "job_id"]).to_pylist()
+    job = (open_job["queue"], open_job["job_id"])
+
+    class ForgettingLake(Lake):
+        """A lake in which a pipeline begins while a command replaces the files of the pipeline's state."""
+
+        def write(self, table: Table, rows: Any, prefix: str) -> list[DataFile]:
+            if table is OPEN_EVENTS and not begun:
+                begun.append(StoredBatches(RunLock(Lake(root, options)).lake, tmp_path / "checkpoint"))
+                begun[0].write(1, events[middle:])
+            return super().write(table, rows, prefix)
+
+    with pytest.raises(LakeInUseError, match="another 'bulltask pipeline run' or 'forget' has begun to write"):
+        forget(ForgettingLake(root, options), {job})
+    assert ids_of(lake) == sorted((event.queue, event.event_id) for event in events)
+    head = last_record(lake)
+    assert head is not None
+    assert head.number == 2
+    forget(lake, {job})
+    assert job not in {(row["queue"], row["job_id"]) for row in TableReader(lake).rows(EVENTS)}
+    with pytest.raises(LakeInUseError, match="another 'bulltask pipeline run' or 'forget' has begun to write"):
+        begun[0].write(2, events)
+    assert last_record(lake) == head

@@ -7,6 +7,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +21,7 @@ import pytest
 from deltalake import DeltaTable
 
 from bulltask.errors import ConfigError, LakeError, LakeInUseError
+from bulltask.lake.ledger import BatchRecord, last_record
 from bulltask.lake.reader import TableReader, dataset_of
 from bulltask.lake.storage import DataFile, Lake, Snapshot, arrow_schema, batch_prefix
 from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, Column, Kind, Table
@@ -88,6 +93,38 @@ def test_a_rewrite_keeps_rows_that_a_batch_has_added_meanwhile(lake: LakeBuilder
     assert lake.lake.commit(JOBS, merged, replaced=since.files(), since=since)
     assert job_ids(lake.lake) == ["a", "b", "c"]
     assert snapshot(lake.lake).batch == 3
+
+
+def test_of_several_claims_at_once_one_wins(lake: LakeBuilder) -> None:
+    rows = pa.Table.from_pylist([{**job("a"), "queue": "mail", "dt": "2026-11-22"}], arrow_schema(JOBS))
+    start = threading.Barrier(3)
+
+    def claim(_: int) -> Lake | None:
+        start.wait(10)
+        with suppress(LakeInUseError):
+            return copy.copy(Lake(lake.root).claim())  # as it is sent to Spark Connect's server
+        return None
+
+    def write(claimed: Lake | None) -> bool:
+        with suppress(LakeInUseError):
+            return claimed is not None and claimed.commit(JOBS, claimed.write(JOBS, rows, batch_prefix(1)), batch=1)
+        return False
+
+    with ThreadPoolExecutor(3) as pool:
+        assert [write(claimed) for claimed in pool.map(claim, range(3))].count(True) == 1
+    assert job_ids(lake.lake) == ["a"]
+
+
+def test_the_record_of_the_last_batch_outlasts_a_claim(lake: LakeBuilder) -> None:
+    """The log of the pipeline's state is kept for six hours; every 20th commit removes what is older."""
+    for number in range(1, 19):
+        lake.open_events([], number, BatchRecord(number=number))
+    log = lake.root / "_pipeline" / "open_jobs" / "_delta_log"
+    old = time.time() - timedelta(hours=7).total_seconds()
+    for path in log.iterdir():
+        os.utime(path, (old, old))
+    assert last_record(Lake(lake.root).claim()) == BatchRecord(number=18)
+    assert len(list(log.glob("*.json"))) < 5
 
 
 def test_a_snapshot_does_not_change_when_others_commit(lake: LakeBuilder) -> None:

@@ -13,7 +13,6 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from bulltask.lake.ledger import last_record
 from bulltask.lake.reader import latest_rows
 from bulltask.lake.storage import Lake, arrow_schema
 from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, MAX_TIME_MS, OPEN_EVENTS, Table
@@ -57,10 +56,7 @@ class StoredBatches:
         if not checkpoint.exists():
             (checkpoint / "offsets").mkdir(parents=True)
             (checkpoint / "metadata").write_text(json.dumps({"id": str(uuid4())}))
-        head = last_record(lake)
-        self._writer = BatchWriter(
-            lake, checkpoint, open_job_timeout_ms, hash_tag=True, after=0 if head is None else head.number
-        )
+        self._writer = BatchWriter(lake, checkpoint, open_job_timeout_ms, hash_tag=True)
 
     def write(self, batch: int, events: Sequence[LifecycleEvent], gaps: Sequence[Mapping[str, Any]] = ()) -> None:
         """Write a batch of the query, as Spark asks for it."""
