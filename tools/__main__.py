@@ -295,12 +295,13 @@ TOOLS: Final = {
     ),
     "soak-short": Tool("the same for 3 minutes", (DEV, *NODE), (PYTHON, "-m", "tests.soak", "--minutes", "3"), nice=10),
     "spark-kills": Tool(
-        "kill drivers and executors of the pipeline, and Redis, on a Spark cluster; BULLTASK_KILLS=10 kills more",
+        "kill the pipeline's drivers, executors and Redis, also with a lake in S3; BULLTASK_KILLS=10 -k 'truth and s3'",
         (DEV, *SPARK_CLASSES),
         (
             PYTHON,
             "-m",
             "pytest",
+            "tests/spark/cluster/test_pipeline_truth.py",
             "tests/spark/cluster/test_example_killed.py",
             "tests/spark/local/test_pipeline_killed.py",
         ),

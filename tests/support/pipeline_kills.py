@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -14,8 +15,19 @@ from bulltask.lake.ledger import BatchRecord, last_record
 from bulltask.lake.storage import Lake
 from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, Table
 from bulltask.spark.batches import query_of
+from bulltask.testing.worker import RedisServer
 
-__all__ = ["STEPS", "interrupted_step", "is_running", "kill_before", "last_batch_of", "planned_batch_of"]
+__all__ = [
+    "STEPS",
+    "executors",
+    "interrupted_step",
+    "is_running",
+    "kill_before",
+    "kill_executors",
+    "kill_redis",
+    "last_batch_of",
+    "planned_batch_of",
+]
 
 STEPS = ("plan", "read", "fold", "silver", "commit")
 """The steps of a batch in order. During ``commit`` the batch is complete, but Spark has not recorded it."""
@@ -68,6 +80,32 @@ def interrupted_step(lake: Lake, checkpoint: Path) -> tuple[str, str]:
     if head.queries.get(query_of(checkpoint)) == planned:
         return "commit", f"batch {planned} is complete, but Spark has only committed {committed}"
     return "read", f"batch {planned} is planned"
+
+
+def executors(directory: Path) -> list[int]:
+    """Return the executor processes of a cluster, whose working directories are below the cluster's directory."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            is_in_cluster = (process / "cwd").readlink().is_relative_to(directory)
+            if is_in_cluster and b"CoarseGrainedExecutorBackend" in (process / "cmdline").read_bytes():
+                found.append(int(process.name))
+    return found
+
+
+def kill_executors(directory: Path) -> None:
+    """Kill all executors of a cluster."""
+    killed = executors(directory)
+    assert killed
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill_redis(server: RedisServer, pause_s: float) -> None:
+    """Kill a server, and start it again after a pause."""
+    server.kill()
+    threading.Event().wait(pause_s)
+    server.restart()
 
 
 def is_running(pid: int) -> bool:

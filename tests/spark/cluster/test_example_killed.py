@@ -11,7 +11,6 @@ import os
 import random
 import signal
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -25,7 +24,7 @@ from bulltask.lake.storage import Lake
 from bulltask.testing.worker import RedisServer, wait_until
 from tests.conftest import ServerFactory
 from tests.support.example_history import check_lake, count_finished_jobs, count_sent_jobs, run_example, run_worker
-from tests.support.pipeline_kills import interrupted_step, is_running
+from tests.support.pipeline_kills import executors, interrupted_step, is_running, kill_executors, kill_redis
 from tests.support.processes import SESSION_VARIABLE, parent_of
 from tests.support.spark_cluster import SparkCluster
 from tests.support.spark_jvm import conf_options, java_options
@@ -71,35 +70,6 @@ def kill(run: subprocess.Popen[str]) -> None:
     run.send_signal(signal.SIGKILL)
     run.wait()
     wait_until(lambda: not any(map(is_running, jvms)), 100.0, "the end of the JVM")
-
-
-def kill_executors(cluster: SparkCluster) -> None:
-    """Kill all executors of a cluster."""
-    killed = list(executors(cluster.directory))
-    assert killed
-    for pid in killed:
-        os.kill(pid, signal.SIGKILL)
-
-
-def kill_redis(server: RedisServer, pause_s: float) -> None:
-    """Kill a server, and start it again after a pause."""
-    server.kill()
-    threading.Event().wait(pause_s)
-    server.restart()
-
-
-def executors(directory: Path) -> Iterator[int]:
-    """Yield the executor processes of a cluster, whose working directories are below the cluster's directory."""
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
-        process = Path(entry.path)
-        try:
-            is_in_cluster = (process / "cwd").readlink().is_relative_to(directory)
-            if is_in_cluster and b"CoarseGrainedExecutorBackend" in (process / "cmdline").read_bytes():
-                yield int(entry.name)
-        except OSError:
-            continue
 
 
 def options(cluster: SparkCluster, scratch: Path) -> list[str]:
@@ -164,10 +134,10 @@ def test_the_examples_tables_are_correct_after_kills(
         with start("--jobs", str(COUNT)) as run:
             wait_until_sent(run, client, root, rng.uniform(0.05, 0.4) * COUNT)
             kill(run)
-        wait_until(lambda: not any(executors(cluster.directory)), 60.0, "the end of the first executors")
+        wait_until(lambda: not executors(cluster.directory), 60.0, "the end of the first executors")
         with start("--resume") as run:
             assert wait_until_sent(run, client, root, count_sent_jobs(client) + 0.05 * COUNT) < COUNT
-            kill_executors(cluster)
+            kill_executors(cluster.directory)
             wait_while_running(run, lambda: PIPELINE_STEP in log_of(root), "all jobs were sent", root)
             running_worker = stack.enter_context(run_worker(server.url))
             to_finish = rng.uniform(0.03, 0.4) * COUNT
