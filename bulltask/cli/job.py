@@ -20,7 +20,7 @@ import click
 from bulltask.app import App
 from bulltask.cli.app_loader import NotFoundError, existing_keys, existing_queue, load_app_or_broker, own_command
 from bulltask.cli.groups import HintGroup
-from bulltask.cli.options import ExitCode, job_queue_option, lake_option, operator_options
+from bulltask.cli.options import ExitCode, job_queue_option, lake_option, operator_options, time_or_age
 from bulltask.cli.terminal import (
     ago,
     as_table,
@@ -94,9 +94,24 @@ def job() -> None:
 @lake_option(required=False)
 @job_queue_option
 @click.option("--no-redis", is_flag=True, help="Read the lake only.")
+@click.option(
+    "--since",
+    type=time_or_age,
+    metavar="TIME",
+    help="The job was added at or after this time (such as 2026-11-22 or 2d): older days of the lake are not read. "
+    "Faster if ids are random.",
+)
 @operator_options
 def show(
-    ctx: click.Context, /, *, job_id: str, lake: Lake | None, queue: str | None, no_redis: bool, **options: Any
+    ctx: click.Context,
+    /,
+    *,
+    job_id: str,
+    lake: Lake | None,
+    queue: str | None,
+    no_redis: bool,
+    since: datetime | None,
+    **options: Any,
 ) -> None:
     """Show a job by ID: its state, data, result, attempts, events, logs and tracebacks.
 
@@ -111,7 +126,7 @@ def show(
     redis_job = None if app is None else _in_redis(app, job_id, queue, lake)
     if app is not None and redis_job is not None:
         redis_job = _with_commands(redis_job, ctx, options, app)
-    history = None if lake is None else _in_lake(lake, job_id, queue, redis_job)
+    history = None if lake is None else _in_lake(lake, job_id, queue, redis_job, since)
     if redis_job is None and history is None:
         raise _missing(job_id, queue, lake, in_redis=not no_redis)
     if options["as_json"]:
@@ -204,14 +219,16 @@ def job_page(
     return found.state, list(_page(job_id, _with_commands(found, ctx, options, app), None))
 
 
-def _in_lake(lake: Lake, job_id: str, queue: str | None, redis_job: _FoundJob | None) -> JobHistory | None:
+def _in_lake(
+    lake: Lake, job_id: str, queue: str | None, redis_job: _FoundJob | None, since: datetime | None
+) -> JobHistory | None:
     from bulltask.lake import History  # noqa: PLC0415 - slow
 
     history = History(lake)
     if redis_job is None:
-        return history.job(job_id, queue)
+        return history.job(job_id, queue, since)
     try:
-        return history.job(job_id, redis_job.job.queue)
+        return history.job(job_id, redis_job.job.queue, since)
     except ConfigError:  # Redis has the queue, but the lake has no data for it yet
         return None
 

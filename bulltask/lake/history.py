@@ -27,9 +27,9 @@ from bulltask.lake.log_histogram import GROWTH, ZERO, percentile
 from bulltask.lake.reader import TableReader, check_queues, known_queues, latest_rows, normalize_queue
 from bulltask.lake.records import AttemptRecord, EventRecord, JobHistory, JobPage, JobRecord, SnapshotRecord
 from bulltask.lake.storage import Lake
-from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, SNAPSHOTS
+from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, SNAPSHOTS, Table
 
-__all__ = ["AttemptCount", "Every", "History", "JobCount", "JobFilter", "LatencyPoint", "moment"]
+__all__ = ["AttemptCount", "Every", "History", "JobCount", "JobFilter", "LatencyPoint", "day_portions", "moment"]
 
 
 Every = Literal["hour", "day"]
@@ -265,19 +265,25 @@ class History:
         page, has_more = rows[:limit], len(rows) > limit
         return JobPage(tuple(JobRecord.of(row) for _, row in page), query.cursor(page[-1][0]) if has_more else None)
 
-    def job(self, job_id: str, queue: str | None = None) -> JobHistory | None:
+    def job(self, job_id: str, queue: str | None = None, since: datetime | date | None = None) -> JobHistory | None:
         """Read a job's history; ``None`` if the lake does not have the job.
 
         Args:
             job_id: The job's id.
             queue: The job's queue; required if several queues have a job with this id.
+            since: A time at which the job had not been added yet; older days are not read. This matters if ids are
+                random, as those of version 4 of UUID: then each day may have the job. Default: all days.
 
         Raises:
             ConfigError: Several queues have a job with this id, or the lake has no data for the queue.
         """
-        queue = self._lake_name(queue)
-        tables = (JOBS, ATTEMPTS, EVENTS, SNAPSHOTS)
-        rows = {table: self._reader.rows(table, queue=queue, job_ids=[job_id]) for table in tables}
+        queue, first = self._lake_name(queue), _day_before(moment(since, "since"))
+        rows: dict[Table, list[Row]] = {}
+        for table in (JOBS, ATTEMPTS, EVENTS, SNAPSHOTS):
+            days = [day for day in self._reader.days(table) if day >= first]
+            rows[table] = self._reader.rows(table, days, queue=queue, job_ids=[job_id])
+            if table is JOBS and rows[JOBS]:
+                first = max(first, _day_before(min(map(_earliest_time, rows[JOBS]))))
         queues = sorted({row["queue"] for table_rows in rows.values() for row in table_rows})
         if len(queues) > 1:
             raise ConfigError(f"several queues have a job {job_id!r}: {', '.join(queues)}; choose one")
@@ -514,7 +520,7 @@ def _latest(reader: TableReader, candidates: Sequence[Row]) -> Iterator[tuple[Se
     """Yield the candidates that no later row supersedes."""
     if not candidates:
         return
-    first = min(_earliest_time(row) for row in candidates).date() - CLOCK_DIFFERENCE
+    first = _day_before(min(map(_earliest_time, candidates)))
     ids = sorted({row["job_id"] for row in candidates})
     columns = ["queue", "job_id", "incarnation", "as_of", "finished_at", "state"]
     days = [day for day in reader.days(JOBS) if day >= first]
@@ -531,7 +537,7 @@ def _candidates(reader: TableReader, query: JobQuery, after: SearchPosition | No
     last_day = None if after is None else (_EPOCH + timedelta(microseconds=after.seen_us)).date()
     days = [day for day in reader.days(JOBS) if query.includes(day) and (last_day is None or day <= last_day)]
     where, rows = _expression(query, after), list[Row]()
-    for portion in _day_portions(days[::-1]):
+    for portion in day_portions(days[::-1]):
         read_first = partial(_first_rows, max_rows=max_rows - len(rows))
         job_ids = None if query.id is None else [query.id]
         rows += reader.scan(JOBS, portion, read_first, where=where, queue=query.queue, job_ids=job_ids)
@@ -540,7 +546,7 @@ def _candidates(reader: TableReader, query: JobQuery, after: SearchPosition | No
     return rows
 
 
-def _day_portions(days: Sequence[date]) -> Iterator[Sequence[date]]:
+def day_portions(days: Sequence[date]) -> Iterator[Sequence[date]]:
     """Yield the days in portions: first a single day, because most searches end there, then more, which is faster."""
     start, size = 0, 1
     while start < len(days):
@@ -605,6 +611,10 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 def _seen_at(row: Row) -> datetime:
     moment: datetime = row["finished_at"] or row["as_of"]
     return moment
+
+
+def _day_before(at: datetime | None) -> date:
+    return date.min if at is None else at.date() - CLOCK_DIFFERENCE
 
 
 def _earliest_time(row: Row) -> datetime:

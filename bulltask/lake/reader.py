@@ -18,7 +18,7 @@ import pyarrow.dataset as ds
 
 from bulltask.jobs.errors import ConfigError, LakeError, did_you_mean
 from bulltask.lake.storage import DataFile, Lake, arrow_schema, days_of
-from bulltask.lake.tables import ATTEMPTS, BACKFILLS, EVENTS, GAPS, JOBS, SNAPSHOTS, Table
+from bulltask.lake.tables import ATTEMPTS, BACKFILLS, BUILT_FIRST, BUILT_LAST, EVENTS, GAPS, JOBS, SNAPSHOTS, Table
 
 __all__ = [
     "CLOCK_TOLERANCE",
@@ -29,6 +29,7 @@ __all__ = [
     "days_in_gaps",
     "files_with",
     "find_gaps",
+    "half_built_days",
     "known_queues",
     "latest_rows",
     "normalize_queue",
@@ -106,20 +107,21 @@ class TableReader:
         *,
         where: Any = None,
         columns: Sequence[str] | None = None,
-        queue: str | None = None,
+        queue: str | Collection[str] | None = None,
         job_ids: Collection[str] | None = None,
     ) -> T:
         """Read a table's rows batch by batch, in any order, and return the result of ``reduce``.
 
-        ``where`` is an Arrow expression. Files are skipped whose statistics show that they have no row of the queue or
-        of the jobs. The default columns are all, including the partition.
+        ``where`` is an Arrow expression. Files are skipped whose statistics show that they have no row of the queues
+        or of the jobs. The default columns are all, including the partition.
         """
         snapshot = self._lake.open(table)
         files = snapshot.files({str(day) for day in days}) if snapshot else []
         terms = [] if where is None else [where]
         if queue is not None:
-            files = files_with(files, "queue", [queue])
-            terms.append(pc.field("queue") == queue)
+            queues = [queue] if isinstance(queue, str) else list(queue)
+            files = files_with(files, "queue", queues)
+            terms.append(pc.field("queue").isin(queues))
         if job_ids is not None:
             id_column = "id" if table is SNAPSHOTS else "job_id"
             terms.append(pc.field(id_column).isin(list(job_ids)))
@@ -306,6 +308,12 @@ def days_in_gaps(lake: Lake, days: Iterable[date]) -> list[date]:
     """
     periods = [gap.finish_period for gap in find_gaps(lake)]
     return [day for day in days if any(begin.date() <= day <= end.date() for begin, end in periods)]
+
+
+def half_built_days(lake: Lake) -> list[date]:
+    """Return the days of gold whose tables contradict each other, because the process that built them was killed."""
+    first, last = (snapshot and snapshot.last_metadata() for snapshot in map(lake.open, (BUILT_FIRST, BUILT_LAST)))
+    return [date.fromisoformat(day) for day in first["days"]] if first and first != last else []
 
 
 def _gap_key(row: dict[str, Any]) -> tuple[str, str, datetime]:

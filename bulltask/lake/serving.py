@@ -54,7 +54,9 @@ class HistoryServer(ThreadingHTTPServer):
         """
         handlers: Mapping[str, Callable[[dict[str, Any]], Any]] = {
             "/search": lambda arguments: self._history.search(**arguments),
-            "/job": lambda arguments: self._history.job(arguments["id"], arguments.get("queue")),
+            "/job": lambda arguments: self._history.job(
+                arguments["id"], arguments.get("queue"), arguments.get("since")
+            ),
             "/job-counts": lambda arguments: self._history.job_counts(**arguments),
             "/attempt-counts": lambda arguments: self._history.attempt_counts(**arguments),
             "/latency": lambda arguments: self._history.latency(**arguments),

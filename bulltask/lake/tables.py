@@ -18,6 +18,8 @@ from typing import Final
 __all__ = [
     "ATTEMPTS",
     "BACKFILLS",
+    "BUILT_FIRST",
+    "BUILT_LAST",
     "CAPACITY_MINUTE",
     "COST_DAY",
     "ERRORS_DAY",
@@ -384,6 +386,10 @@ FORGOTTEN: Final = Table(
     """),
 )
 """The record of what was forgotten; like the pipeline's state, it is not among the tables of a lake."""
+
+BUILT_FIRST: Final = COST_DAY
+BUILT_LAST: Final = TASK_MINUTE
+"""The tables of gold whose rows a build replaces first and last; each replacement is a commit of its own."""
 
 TABLES: Final[Mapping[str, Table]] = {
     table.full_name: table

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,11 +24,13 @@ from pyspark.sql import functions as F
 
 from bulltask.jobs.errors import ConfigError
 from bulltask.lake.log_histogram import GROWTH, ZERO
-from bulltask.lake.reader import days_in_gaps
+from bulltask.lake.reader import days_in_gaps, half_built_days
 from bulltask.lake.slo_config import EVERY, Metric, Objective, SLOConfig
 from bulltask.lake.storage import DataFile, Lake, days_of
 from bulltask.lake.tables import (
     ATTEMPTS,
+    BUILT_FIRST,
+    BUILT_LAST,
     CAPACITY_MINUTE,
     COST_DAY,
     ERRORS_DAY,
@@ -480,7 +483,7 @@ _ATTEMPT_COLUMNS: Final = (
 )  # fmt: skip
 _JOB_COLUMNS: Final = ("queue", "name", "finished_at", "state", "total_ms", "as_of")
 _TIME_ZONE: Final = "spark.sql.session.timeZone"
-_TABLES: Final = (TASK_MINUTE, CAPACITY_MINUTE, ERRORS_DAY, SLO_DAY, COST_DAY)
+_TABLES: Final = (BUILT_FIRST, CAPACITY_MINUTE, ERRORS_DAY, SLO_DAY, BUILT_LAST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -496,9 +499,10 @@ class GoldInputs:
 def build_gold(spark: SparkSession, lake: Lake, days: Iterable[date], slo_config: SLOConfig | None = None) -> None:
     """Build all gold tables for some days (UTC) and replace existing rows.
 
-    A day without data gets empty tables. Other days are not changed: an attempt that runs past midnight counts in each
-    of its days when that day is built. A day may be built any number of times; its rows change until all attempts that
-    began on that day have ended, because an attempt is recorded when it ends.
+    A day without data gets empty tables. Other days are not changed, except those that a killed build has left with
+    tables that contradict each other: an attempt that runs past midnight counts in each of its days when that day is
+    built. A day may be built any number of times; its rows change until all attempts that began on that day have ended,
+    because an attempt is recorded when it ends.
 
     Args:
         spark: A session, ideally from `bulltask.spark.session`.
@@ -512,7 +516,7 @@ def build_gold(spark: SparkSession, lake: Lake, days: Iterable[date], slo_config
         LakeInUseError: Another process is replacing rows of gold.
     """
     with check_shared(lake), _in_utc(spark):
-        for span in _spans(days):
+        for span in _spans([*days, *half_built_days(lake)]):
             since = {table: lake.create(table) for table in _TABLES}
             with _cached(read_inputs(spark, lake, span)) as inputs:
                 written = {TASK_MINUTE: _write(minute_table(inputs, span), TASK_MINUTE, lake)}
@@ -522,8 +526,9 @@ def build_gold(spark: SparkSession, lake: Lake, days: Iterable[date], slo_config
                 for table, rows in derived_tables(inputs, minutes, span, slo_config or SLOConfig()).items():
                     written[table] = _write(rows, table, lake)
             # All tables are complete before the first table becomes visible.
-            for table, files in written.items():
-                replace_days(lake, since[table], files, span.days)
+            build = {"build": secrets.token_hex(8), "days": [str(day) for day in span.days]}
+            for table in _TABLES:
+                replace_days(lake, since[table], written[table], span.days, build)
 
 
 def read_inputs(spark: SparkSession, lake: Lake, span: DaySpan) -> GoldInputs:

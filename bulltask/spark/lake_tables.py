@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import date
@@ -147,7 +147,13 @@ def append(rows: DataFrame, table: Table, lake: Lake) -> int:
     return sum(file.rows for file in files)
 
 
-def replace_days(lake: Lake, since: Snapshot, files: Sequence[DataFile], days: Collection[date]) -> None:
+def replace_days(
+    lake: Lake,
+    since: Snapshot,
+    files: Sequence[DataFile],
+    days: Collection[date],
+    metadata: Mapping[str, Any] | None = None,
+) -> None:
     """Replace the rows of some days by those of new files, in one commit.
 
     Args:
@@ -155,11 +161,12 @@ def replace_days(lake: Lake, since: Snapshot, files: Sequence[DataFile], days: C
         since: The table's version before the new rows were computed. Rows added later are kept.
         files: The new files, which may have no rows for a day.
         days: The days.
+        metadata: JSON values, which :meth:`Snapshot.last_metadata` returns.
 
     Raises:
         LakeInUseError: Another process has replaced rows of the table since then.
     """
-    lake.commit(since.table, files, replaced=since.files(set(map(str, days))), since=since)
+    lake.commit(since.table, files, metadata=metadata, replaced=since.files(set(map(str, days))), since=since)
 
 
 _FILE_BYTES: Final = 256 * 2**20

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import date
 from functools import partial
 from typing import Any, Final, Self
 from zlib import crc32
@@ -23,8 +24,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from bulltask.lake.reader import dataset_of, files_with
-from bulltask.lake.storage import DataFile, Lake, batch_prefix
+from bulltask.lake.history import CLOCK_DIFFERENCE, day_portions
+from bulltask.lake.reader import TableReader, dataset_of
+from bulltask.lake.storage import DataFile, Lake, arrow_schema, batch_prefix
 from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, OPEN_EVENTS
 from bulltask.spark.lifecycle import LIFECYCLE_COLUMNS, derive_silver, job_numbers, lifecycle_events
 
@@ -188,21 +190,46 @@ def _hashes(rows: pa.Table) -> Ints:
 
 
 def earlier_events(lake: Lake, new: pa.Table, jobs: pa.Table) -> pa.Table | None:
-    """Return all events of some jobs (``queue``, ``job_id``) in the lake, except new ones; ``None`` if there are none.
+    """Return the events of some jobs (``queue``, ``job_id``) in the lake, except new ones; ``None`` if there are none.
 
-    Only files that may contain them are read, judging by their smallest and greatest values in the table's log.
+    Of an id that was used again, these are at least the events of the last job.
     """
-    snapshot = lake.open(EVENTS)
-    queues, ids = (pc.unique(jobs[name]) for name in _KEY)
-    files = [] if snapshot is None else files_with(snapshot.files(), "queue", queues.to_pylist())
-    files = files_with(files, "job_id", ids.to_pylist())
-    chosen = pc.field("job_id").isin(ids) & pc.field("queue").isin(queues)
-    rows = dataset_of(lake, EVENTS, files).to_table(columns=list(LIFECYCLE_COLUMNS), filter=chosen, **_SCAN)
+    reader = TableReader(lake)
+    queues, ids = (pc.unique(jobs[name]).to_pylist() for name in _KEY)
+    schema = pa.schema([arrow_schema(EVENTS).field(name) for name in LIFECYCLE_COLUMNS])
+    rows = reader.scan(
+        EVENTS,
+        _days_since_added(reader, jobs),
+        lambda batches: pa.Table.from_batches(batches, schema),
+        columns=LIFECYCLE_COLUMNS,
+        queue=queues,
+        job_ids=ids,
+    )
     rows = rows.filter(pc.is_in(_joined(rows, *_KEY), _joined(jobs, *_KEY)))
     # The batch's own events are in the table, too.
     entry = (*_KEY, "event_ms", "event_seq")
     rows = rows.filter(pc.invert(pc.is_in(_joined(rows, *entry), _joined(new, *entry))))
     return rows if rows.num_rows else None
+
+
+def _days_since_added(reader: TableReader, jobs: pa.Table) -> list[date]:
+    """Return the days of events since the last of the jobs with each id was added; all days if one is unknown.
+
+    If ids are random, each day may have the jobs: the newest days are read first, as most jobs are retried soon.
+    """
+    days, first = reader.days(EVENTS), date.max
+    wanted = {(row["queue"], row["job_id"]) for row in jobs.to_pylist()}
+    ids = {job_id for _, job_id in wanted}
+    for portion in day_portions(reader.days(JOBS)[::-1]):
+        rows = reader.rows(JOBS, portion, columns=[*_KEY, "created_at"], job_ids=ids)
+        found = [row for row in rows if (row["queue"], row["job_id"]) in wanted]
+        if any(row["created_at"] is None for row in found):
+            break
+        first = min((first, *(row["created_at"].date() for row in found)))
+        wanted.difference_update((row["queue"], row["job_id"]) for row in found)
+        if not wanted:
+            return [day for day in days if day >= first - CLOCK_DIFFERENCE]
+    return days
 
 
 def _ended(before: pa.Table, after: pa.Table) -> pa.Table:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.errors import ConfigError
+from bulltask.errors import ConfigError, LakeError
 from bulltask.lake import AttemptCount, History, JobCount, LatencyPoint
 from bulltask.lake import history as job_stats
 from tests.support.lake import LakeBuilder, at
@@ -81,6 +81,31 @@ def test_a_job_has_its_incarnations_attempts_events_and_newest_snapshot(lake: La
     assert record.snapshot is not None
     snapshot = record.snapshot
     assert (snapshot.state, snapshot.data, snapshot.return_value) == ("completed", {"to": "ada"}, [1])
+
+
+def test_the_history_of_a_job_reads_no_days_before_it_was_added(lake: LakeBuilder) -> None:
+    """One more day is read, because clocks may differ. The ids of a file do not tell which jobs it has."""
+    for day in (1, 18, 20):
+        moment = at(f"2026-11-{day:02} 10:00")
+        ids = [f"{letter}{day}" for letter in "amz"]
+        event = {"event_id": f"{int(moment.timestamp() * 1000)}-0", "event": "added"}
+        lake.events({**event, "job_id": job_id} for job_id in ids)
+        job = {"state": "completed", "finished_at": moment, "created_at": moment}
+        lake.jobs({**job, "job_id": job_id} for job_id in ids)
+    for day in (1, 18):
+        [file] = lake.root.glob(f"bronze/events/dt=2026-11-{day:02}/*.parquet")
+        file.write_bytes(b"not to be read")
+    record = history(lake).job("m20")
+    assert record is not None
+    assert len(record.events) == 1
+    with pytest.raises(LakeError):
+        history(lake).job("m18")
+    for file in lake.root.glob("silver/jobs/dt=2026-11-01/*.parquet"):
+        file.write_bytes(b"not to be read")
+    with pytest.raises(LakeError):
+        history(lake).job("m20")
+    assert history(lake).job("m20", since=date(2026, 11, 20)) == record
+    assert history(lake).job("m20", since=date(2026, 11, 22)) is None
 
 
 def test_malformed_json_in_a_snapshot_is_returned_as_text_only(lake: LakeBuilder) -> None:

@@ -19,7 +19,7 @@ import pyarrow.dataset as ds
 from bulltask.jobs.errors import ConfigError
 from bulltask.lake.formatting import Unit, shorten
 from bulltask.lake.log_histogram import Histogram, merge_histograms, percentile
-from bulltask.lake.reader import GapRow, TableReader, find_gaps
+from bulltask.lake.reader import GapRow, TableReader, find_gaps, half_built_days
 from bulltask.lake.storage import Lake, arrow_schema
 from bulltask.lake.tables import ATTEMPTS, CAPACITY_MINUTE, COST_DAY, ERRORS_DAY, EVENTS, SLO_DAY, TASK_MINUTE, Table
 
@@ -188,7 +188,7 @@ class ReportData:
         costs: Rows of gold.cost_day.
         gaps: Gaps that overlap the period.
         incomplete: The incomplete minutes of each queue.
-        unbuilt: Days with events but without gold tables.
+        unbuilt: Days with events but without gold tables, or with some of an earlier build because the last was killed.
         day_range: The first and the last day in the lake; ``None`` if it is empty.
         built_at: When the gold tables of the last day were written; ``None`` if there are none.
     """
@@ -231,7 +231,7 @@ def read(lake: Lake, period: Period) -> ReportData:
         costs=_rows(reader, COST_DAY, period),
         gaps=find_gaps(lake, since=period.span[0], until=period.span[1], queues=period.queues or None),
         incomplete=incomplete,
-        unbuilt=[day for day in period.days if day in days_with_events - built_days],
+        unbuilt=[day for day in period.days if day in days_with_events - built_days | {*half_built_days(lake)}],
         day_range=(min(all_days), max(all_days)) if all_days else None,
         built_at=_built_at(lake, period),
     )

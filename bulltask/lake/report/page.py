@@ -179,7 +179,7 @@ def _alerts(data: ReportData, build: str) -> list[Alert]:
         alerts.append(Alert("incomplete", f"Incomplete: {pluralize(minutes, 'minute')}", text))
     if data.unbuilt:
         days = ", ".join(map(str, data.unbuilt[:5])) + (", …" if len(data.unbuilt) > 5 else "")
-        text = f"There are events for these days, but no gold tables yet. Build them: {build}"
+        text = f"These days have events, but no gold tables, or their build was killed. Build them: {build}"
         alerts.append(Alert("unbuilt", f"Not included: {days}", text))
     return alerts
 

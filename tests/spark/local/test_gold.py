@@ -14,6 +14,8 @@ from pyspark.sql import SparkSession
 
 from bulltask.errors import ConfigError
 from bulltask.lake.log_histogram import merge_histograms, percentile
+from bulltask.lake.report.data import Period
+from bulltask.lake.report.data import read as read_report
 from bulltask.lake.slo_config import Objective, SLOConfig
 from bulltask.lake.storage import Lake, days_of
 from bulltask.lake.tables import ATTEMPTS, CAPACITY_MINUTE, COST_DAY, ERRORS_DAY, SLO_DAY, TASK_MINUTE, Table
@@ -308,6 +310,31 @@ def test_rebuilding_an_empty_day_removes_only_that_days_rows(spark: SparkSession
     assert [days_of(lake.open(table)) for table in (TASK_MINUTE, ERRORS_DAY)] == [[DAYS[1]], []]
     assert len(read_table(spark, lake, TASK_MINUTE).collect()) == 1
     assert read_table(spark, lake, ERRORS_DAY).collect() == []
+
+
+class KilledLake(Lake):
+    """A lake whose process dies before it has replaced the rows of all tables of gold."""
+
+    def commit(self, table: Table, *args: Any, **options: Any) -> bool:
+        if table is SLO_DAY:
+            raise KeyboardInterrupt
+        return super().commit(table, *args, **options)
+
+
+def test_the_days_of_a_killed_build_are_reported_and_built_by_the_next_one(spark: SparkSession, tmp_path: Path) -> None:
+    builder = LakeBuilder(tmp_path)
+    builder.attempts(attempts_with("one", at("2026-11-20 10:00"), [5_000]))
+    build_gold(spark, builder.lake, DAYS[:1])
+    builder.attempts(attempts_with("two", at("2026-11-20 11:00"), [5_000]))
+    with pytest.raises(KeyboardInterrupt):
+        build_gold(spark, KilledLake(tmp_path), DAYS[:1])
+    names = {table.name: {row["name"] for row in rows_of(builder.lake, table)} for table in (TASK_MINUTE, COST_DAY)}
+    assert names == {"task_minute": {"one"}, "cost_day": {"one", "two"}}
+    assert read_report(builder.lake, Period(*DAYS)).unbuilt == [DAYS[0]]
+    builder.attempts(attempts_with("three", at("2026-11-21 10:00"), [5_000]))
+    build_gold(spark, builder.lake, DAYS[1:])
+    assert {row["name"] for row in rows_of(builder.lake, TASK_MINUTE)} == {"one", "two", "three"}
+    assert read_report(builder.lake, Period(*DAYS)).unbuilt == []
 
 
 def test_consecutive_days_are_built_together() -> None:
