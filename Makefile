@@ -60,19 +60,15 @@ $(VENV)/collected.stamp: $(VENV)/dev.stamp $(if $(PYTHONDONTWRITEBYTECODE),$(she
 	-@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --collect-only -q tests >/dev/null 2>&1
 	@touch $@
 
-# Directories without fast tests are not even collected: this saves a quarter of the time before the first test.
-SLOW_TESTS = tests/process tests/fuzz tests/interop tests/mixed_versions tests/spark/local tests/spark/cluster tests/spark/worker
-
-# A worker runs jobs, is paused, loses children and releases their jobs: the quick tests of worker processes.
-QUICK_PROCESS_TESTS = $(addprefix tests/process/,test_worker_process.py test_concurrent_jobs.py test_dead_children.py)
+# What has no fast tests is not even collected: this saves a quarter of the time before the first test.
+SLOW_TESTS = tests/fuzz tests/interop tests/mixed_versions tests/spark/local tests/spark/cluster tests/spark/worker \
+	tests/chaos/test_matrix.py tests/dashboard/test_browser.py
 
 test-quick: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run the fast tests, without Java or Node.js, and some of workers; TESTS=tests/spark selects a directory
 	@$(COMPILE)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --hypothesis-profile=quick \
-		-m "not (spark or process or interop or bench or slow or extended)" $(addprefix --ignore ,$(SLOW_TESTS)) \
-		$(TESTS) $(ARGS)
-	$(if $(filter tests,$(TESTS)),$(if $(ARGS),,$(BIN)/python -m pytest -n 3 --dist loadfile -m "not slow" -k "not spawn" \
-		$(QUICK_PROCESS_TESTS)))
+		-m "not (spark or interop or bench or slow or extended) and (quick or not process)" \
+		$(addprefix --ignore ,$(SLOW_TESTS)) --ignore-glob "tests/process/test_*.py" $(TESTS) $(ARGS)
 
 lint: $(VENV)/dev.stamp  ## run ruff, mypy and pyright; check import contracts and spelling; find unused code
 	$(BIN)/ruff check .

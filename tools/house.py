@@ -113,7 +113,8 @@ def structure(root: Path) -> Iterator[tuple[str, object]]:
         yield "layers", len(found)
     except CycleError as exc:
         yield "circles between rooms", f"at least one: {exc.args[1]}"
-    yield "tuple assignments to attributes", sum(len(tuple_assignments(file)) for file in files.values())
+    trees = (ast.parse(file.read_text()) for file in files.values())
+    yield "tuple assignments to attributes", sum(len(tuple_assignments(tree)) for tree in trees)
     yield "words of docs", words_of_docs(root)
 
 
@@ -123,11 +124,11 @@ def words_of_docs(root: Path) -> int:
     return sum(len(re.findall(r"\w[\w'-]*", page.read_text())) for page in pages)
 
 
-def tuple_assignments(file: Path) -> list[int]:
-    """Return the lines of a file that assign a tuple's members to targets of which one is an attribute."""
+def tuple_assignments(tree: ast.AST) -> list[int]:
+    """Return the lines of a module that assign a tuple's members to targets of which one is an attribute."""
     return [
         node.lineno
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in ast.walk(tree)
         if isinstance(node, ast.Assign)
         and isinstance(node.value, ast.Tuple)
         and any(

@@ -30,6 +30,7 @@ def python() -> Path:
     return HOME / "bin/python"
 
 
+@pytest.mark.slow
 def test_djangos_tests_of_tasks_and_backends_pass(python: Path, broker_url: str) -> None:
     completed = subprocess.run(
         [python, Path(__file__).with_name("official.py"), HOME / "tests", broker_url],

@@ -39,6 +39,7 @@ def test_modules_that_do_not_need_arrow_do_not_import_pyarrow(program: str) -> N
     assert output(f"{program}; import sys; print('pyarrow' in sys.modules)") == "False"
 
 
+@pytest.mark.slow
 def test_the_history_does_not_need_spark() -> None:
     program = (
         "import sys; from bulltask.lake import History; print([n for n in ('pyspark', 'py4j') if n in sys.modules])"

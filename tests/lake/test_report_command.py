@@ -211,6 +211,7 @@ def test_a_missing_or_empty_lake_is_an_error(tmp_path: Path) -> None:
     assert (result.exit_code, "has no events yet" in result.stderr) == (1, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", ["jinja2", "pyarrow"])
 def test_the_error_without_a_dependency_names_the_extra(lake: LakeBuilder, missing: str) -> None:
     code = f"import sys; sys.modules[{missing!r}] = None; from bulltask.cli.main import main; main(sys.argv[1:])"
@@ -220,6 +221,7 @@ def test_the_error_without_a_dependency_names_the_extra(lake: LakeBuilder, missi
     assert re.search(rf"{missing}.* is not installed: pip install 'bulltask\[report\]'", result.stderr)
 
 
+@pytest.mark.slow
 def test_the_report_needs_neither_spark_nor_numpy(lake: LakeBuilder, tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['numpy'] = sys.modules['pyspark'] = None;"  # Arrow imports numpy if it is installed

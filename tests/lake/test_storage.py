@@ -137,6 +137,7 @@ def test_a_snapshot_does_not_change_when_others_commit(lake: LakeBuilder) -> Non
     assert [file.path.startswith("dt=2026-11-22/b000000001-") for file in before.files()] == [True]
 
 
+@pytest.mark.slow
 def test_commits_are_read_from_checkpoints(lake: LakeBuilder) -> None:
     """Without them, 500 commits take 70 ms each instead of 6."""
     for number in range(101):

@@ -340,6 +340,7 @@ def test_a_relay_continues_after_an_outage_of_redis(
     app.close()
 
 
+@pytest.mark.slow
 def test_many_relays_at_the_same_time_add_each_job_once(
     app: App, ran: Ran, outbox: Outbox, session: orm.Session, inline: InlineWorker
 ) -> None:

@@ -239,6 +239,7 @@ def test_the_types_of_a_canvas_are_those_of_celery(calls: Calls) -> None:
         iter(add.s(1))  # type: ignore[call-overload]
 
 
+@pytest.mark.slow
 def test_a_group_of_ten_thousand_is_stored_in_one_step(
     calls: Calls, redis_client: redis.Redis, record_property: Callable[[str, object], None]
 ) -> None:

@@ -90,7 +90,7 @@ USES: dict[str, Callable[[Client], object]] = {
 }
 
 
-@pytest.fixture(params=["plain", "tls"])
+@pytest.fixture(params=["plain", pytest.param("tls", marks=pytest.mark.slow)])
 def server(request: pytest.FixtureRequest, certificates: Certificates) -> Iterator[tuple[str, str, FlakyProxy | None]]:
     """The URL for the client, the plain URL of the same server, and the proxy between them; none with TLS."""
     if request.param == "tls":

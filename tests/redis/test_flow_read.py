@@ -129,6 +129,7 @@ def test_ten_levels_are_read_by_default(flows: FlowProducer) -> None:
     assert len(list(flow.walk())) == 10
 
 
+@pytest.mark.slow
 def test_max_children_limits_the_children_of_each_kind(flows: FlowProducer, manual_worker: ManualWorker) -> None:
     flows.add(job("root", *(job(f"child-{number}") for number in range(900))))
     for _ in range(200):

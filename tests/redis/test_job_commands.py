@@ -223,6 +223,7 @@ def test_show_ignores_queues_without_the_hash_tag_by_default(broker_url: str, ru
     assert '{"braces": true}' in run("show", "same").output
 
 
+@pytest.mark.slow
 def test_show_uses_the_broker_url_and_the_prefix_of_the_app(
     app: App, broker_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,6 +274,7 @@ def test_the_lakes_directory_may_be_set_in_the_environment(
     assert "(from the lake)" in run("show", "1").output
 
 
+@pytest.mark.slow
 def test_help_does_not_import_pyarrow() -> None:
     program = "import sys; from bulltask.cli import history, job; print('pyarrow' in sys.modules)"
     completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=True)

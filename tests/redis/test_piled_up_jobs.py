@@ -144,6 +144,7 @@ def test_revoking_the_next_of_many_waiting_jobs_does_not_search_the_whole_list(
     assert any(longest_ms(f"j{number + 1}") <= 1 for number in range(blocking.REPETITIONS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asc", [True, False])
 def test_a_page_whose_jobs_are_gone_is_not_searched_for_in_the_whole_list(
     client: SyncClient, keys: QueueKeys, redis_client: Any, asc: bool
@@ -299,6 +300,7 @@ def test_no_reply_contains_all_of_thousands_of_schedulers(
     assert 0 < max(lengths) < COUNT / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asc", [True, False])
 @pytest.mark.parametrize("state", ["wait", "delayed"])
 def test_an_iteration_whose_last_page_is_gone_does_not_read_all_jobs(

@@ -191,6 +191,7 @@ def test_a_sender_that_may_not_register_its_queue_sends_nevertheless(
     assert not redis_client.exists("bulltask:queues")
 
 
+@pytest.mark.slow
 @pytest.mark.one_server
 def test_2000_queues_are_listed_in_two_seconds_without_a_long_call(
     broker_url: str, redis_client: redis.Redis, app: App

@@ -147,6 +147,7 @@ def test_after_the_import_of_bulltask_celery_all_imports_of_celery_are_those_of_
     assert run(COMPARE, tmp_path, "raise AssertionError('Celery was imported')", pairs) == ("[]", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("statement", "missing"),
     [

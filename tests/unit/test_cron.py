@@ -205,6 +205,7 @@ def test_a_skipped_time_moves_as_far_as_the_clocks_do(zone: str, pattern: str, a
     assert next_times(pattern, after, zone_of(zone)) == [expected.replace("+00:00", "")]
 
 
+@pytest.mark.slow
 def test_every_time_of_day_runs_once_a_day_around_each_clock_change_of_a_year_in_every_zone() -> None:
     changes = [(zone, change) for zone in every_zone() for change in clock_changes(zone, 2026)]
     assert len(changes) > 300
@@ -223,6 +224,7 @@ def test_every_time_of_day_runs_once_a_day_around_each_clock_change_of_a_year_in
             assert times[1:] == expected, (zone, cron.pattern)
 
 
+@pytest.mark.slow
 def test_a_pattern_for_every_hour_follows_elapsed_time_around_each_clock_change_in_every_zone() -> None:
     every_quarter = Cron.parse("*/15 * * * *")
     for zone in every_zone():

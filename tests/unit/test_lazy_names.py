@@ -104,7 +104,7 @@ def module_level_imports(node: ast.AST) -> Iterator[ast.ImportFrom | ast.Import]
             yield child
         elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
             continue
-        elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+        elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.expr):
             yield from module_level_imports(child)
 
 

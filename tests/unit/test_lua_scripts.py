@@ -172,6 +172,7 @@ def test_scripts_are_read_from_a_zip_file(tmp_path: Path) -> None:
     assert re.search(r"ScriptIntegrityError: .*addLog-2\.lua cannot be read", run.stderr)
 
 
+@pytest.mark.slow
 def test_the_build_requires_the_distribution_that_the_manifest_names_unless_the_scripts_are_there(
     source_tree: Path, bullmq: Path
 ) -> None:
@@ -190,6 +191,7 @@ def test_the_build_requires_the_distribution_that_the_manifest_names_unless_the_
     assert required() == f"[{MANIFEST['source']!r}] [{MANIFEST['source']!r}]"
 
 
+@pytest.mark.slow
 def test_a_release_is_built_from_a_wheel_of_bullmq_that_is_not_installed_and_carries_the_scripts(
     source_tree: Path, bullmq: Path, tmp_path: Path
 ) -> None:

@@ -26,6 +26,7 @@ def installed(tests: str, directory: Path) -> set[str]:
     return {first or second for first, second in kinds}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tests", "needed"),
     [

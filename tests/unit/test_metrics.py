@@ -487,6 +487,7 @@ def test_a_queue_without_memory_is_rejected_by_name() -> None:
         MetricsListener(MetricsMemory(["mail"], 1, ChildLimit).block(0), ["mail", "sms"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["bulltask.events", "bulltask.observe.log", "bulltask.observe.counters"])
 def test_a_worker_without_metrics_does_not_load_prometheus(module: str) -> None:
     code = f"import sys, {module}; sys.exit('prometheus_client' in sys.modules)"

@@ -14,6 +14,7 @@ import bulltask
 from bulltask import App, Context, Request
 from bulltask.errors import BulltaskError, Interrupt
 from bulltask.jobs import errors
+from tests.support.syntax_trees import package_trees
 
 PACKAGE = Path(bulltask.__file__).parent
 
@@ -85,7 +86,7 @@ def test_public_errors_derive_from_bulltask_error_or_interrupt() -> None:
 @pytest.fixture(scope="module")
 def modules() -> dict[Path, ast.Module]:
     """The syntax tree of each module in the package."""
-    return {path.relative_to(PACKAGE): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+    return {path.relative_to(PACKAGE): tree for path, tree in package_trees().items()}
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from bulltask import App
 from bulltask.errors import BulltaskError
 from bulltask.testing.worker import WorkerProcess, wait_until
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.quick]
 
 SHOP = """
 import threading

@@ -10,7 +10,7 @@ import pytest
 from tests.support.machine_load import scale_to_load
 from tests.support.worker_harness import WorkerHarness
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.quick]
 
 ASYNC = """
 import asyncio

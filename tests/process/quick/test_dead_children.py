@@ -17,7 +17,7 @@ from tests.support.machine_load import scale_to_load
 from tests.support.streams import server_ms
 from tests.support.worker_harness import WorkerHarness
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.quick]
 
 KILLERS = """
 import ctypes, os, signal
@@ -42,7 +42,7 @@ Recovery.recover = lambda *_: None
 """
 
 
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_the_job_of_a_killed_child_runs_again_within_a_second(harness: WorkerHarness, start_method: str) -> None:
     worker = harness.worker(children=3, settings={"lock_duration": 30, "worker_start_method": start_method})
     harness.wait_until_idle(3)
