@@ -53,7 +53,7 @@ _STOP_S: Final = 3
     "--anonymous", type=click.Choice(_ROLES), help="The role of users without a login. Only on a loopback address."
 )
 @click.option("--path", default="", metavar="PATH", help="The dashboard's path at the proxy: /tasks.")
-@lake_option(required=False)
+@lake_option(required=False, of_one=True)
 @redis_options
 @click.pass_context
 def dashboard(ctx: click.Context, /, *, host: str, port: int, **options: Any) -> None:

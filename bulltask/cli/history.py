@@ -34,7 +34,7 @@ def history() -> None:
 
 
 @history.command("search", short_help="Search for finished or removed jobs.")
-@lake_option()
+@lake_option(of_one=True)
 @queue_option("Only jobs in this queue.")
 @click.option("--name", help="Only jobs with this task name.")
 @click.option(
@@ -86,7 +86,7 @@ def _row(job: JobRecord) -> tuple[str, ...]:
 
 
 @history.command("serve", short_help="Serve the history as JSON over HTTP.")
-@lake_option()
+@lake_option(of_one=True)
 @click.option("--port", type=click.IntRange(0, 65_535), default=3001, show_default=True, help="TCP port on 127.0.0.1.")
 def serve(*, lake: Lake, port: int) -> None:
     """Serve the lake's history as JSON over HTTP until Ctrl-C.

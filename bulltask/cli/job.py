@@ -91,7 +91,7 @@ def job() -> None:
 
 @job.command("show", short_help="Show a job by ID.")
 @click.argument("job_id", metavar="ID")
-@lake_option(required=False)
+@lake_option(required=False, of_one=True)
 @job_queue_option
 @click.option("--no-redis", is_flag=True, help="Read the lake only.")
 @click.option(
@@ -175,7 +175,8 @@ def _in_redis(app: App, job_id: str, queue: str | None, lake: Lake | None) -> _F
         if lake is not None and queue is None:
             from bulltask.lake import History  # noqa: PLC0415 - slow, and needs an extra
 
-            known = History(lake).queues()
+            names = filter(lake.has_queue, History(lake).queues())
+            known = [name.removeprefix(lake.queue_prefix) for name in names]
         job_id, queue = _address(app, job_id, queue)
         name = queue_of_job(app, job_id, queue, known)
         return None if name is None else _read(app, name, job_id)

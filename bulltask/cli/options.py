@@ -192,21 +192,22 @@ def confirmation_options(function: F) -> F:
     return dry_run(click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")(function))
 
 
-def lake_option(*, required: bool = True, extra: str = "history") -> Callable[[F], F]:
+def lake_option(*, required: bool = True, extra: str = "history", of_one: bool = False) -> Callable[[F], F]:
     """Add ``--lake`` and ``--storage-option``; the command receives a ``Lake``, or ``None`` without the option.
 
-    ``extra`` installs what the command needs.
+    ``extra`` installs what the command needs. ``of_one`` adds ``--lake-broker``.
     """
 
     def decorate(function: F) -> F:
         @wraps(function)
         def command(*args: Any, lake: str | None, storage_option: Sequence[tuple[str, str]], **options: Any) -> Any:
+            broker = options.pop("lake_broker", "")
             if lake is None:
                 return function(*args, lake=None, **options)
             try:
                 from bulltask.lake.storage import Lake  # noqa: PLC0415 - slow, and needs an extra
 
-                opened = Lake(lake, dict(storage_option))
+                opened = Lake(lake, dict(storage_option), broker)
             except ModuleNotFoundError as exc:
                 raise MissingExtraError(f"{exc.name} is not installed: pip install 'bulltask[{extra}]'") from exc
             except ConfigError as exc:
@@ -228,7 +229,14 @@ def lake_option(*, required: bool = True, extra: str = "history") -> Callable[[F
             help="Setting of the object store, such as AWS_ENDPOINT_URL=http://localhost:9000; may be repeated. "
             "Environment variables with these names count, too; set credentials there.",
         )
-        return cast(F, directory(storage(command)))
+        one = click.option(
+            "--lake-broker",
+            default="",
+            envvar="BULLTASK_LAKE_BROKER",
+            metavar="NAME",
+            help="Only jobs of this broker, in a lake of several (or set BULLTASK_LAKE_BROKER).",
+        )
+        return cast(F, directory(storage(one(command) if of_one else command)))
 
     return decorate
 

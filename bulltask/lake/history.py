@@ -231,14 +231,18 @@ class History:
     Args:
         root: The directory or URL of the lake, as in ``--lake``.
         storage_options: Settings of the object store, such as ``AWS_ENDPOINT_URL``; default: those of the environment.
+        broker: Only the jobs of this broker, in a lake of several; its queues need no prefix in filters.
 
     Raises:
         ConfigError: The root is a URL of an unsupported kind.
         LakeError: There is no lake. Every method also raises it if a file cannot be read.
     """
 
-    def __init__(self, root: str | Path | Lake, storage_options: Mapping[str, str] | None = None) -> None:
-        self._lake = root if isinstance(root, Lake) else Lake(root, storage_options)
+    def __init__(
+        self, root: str | Path | Lake, storage_options: Mapping[str, str] | None = None, broker: str = ""
+    ) -> None:
+        lake = root if isinstance(root, Lake) else Lake(root, storage_options)
+        self._lake = lake.of_broker(broker) if broker else lake
         self._reader = TableReader(self._lake)
 
     @property
@@ -416,9 +420,13 @@ class History:
 
     def _lake_name(self, queue: str | None) -> str | None:
         """Return a queue's name in the lake: ``mail`` for BullMQ's ``{mail}``, unless the lake has both."""
-        if queue is None or not queue.startswith("{"):
-            return queue
-        return normalize_queue(queue, known_queues(self._reader))
+        if queue is None:
+            return None
+        prefix = self._lake.queue_prefix
+        if queue.startswith("{"):
+            known = {name.removeprefix(prefix) for name in known_queues(self._reader)}
+            queue = normalize_queue(queue, known)
+        return queue if queue.startswith(prefix) else prefix + queue
 
     def _check_queue(self, queue: str | None) -> None:
         """Raise an error if there are no rows because the queue is unknown."""

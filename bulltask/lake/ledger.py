@@ -1,7 +1,7 @@
 """The records of a pipeline's batches.
 
 A record is the metadata of the commit with which its batch is complete: that of ``_pipeline/open_jobs``. It is the last
-of the batch's commits, so a batch that has a record is in all tables.
+of the batch's commits, so a batch that has a record is in all tables. Each broker's pipeline has its own records.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from bulltask.jobs.errors import DecodeError
-from bulltask.lake.tables import OPEN_EVENTS
 
 if TYPE_CHECKING:  # it imports Arrow
     from bulltask.lake.storage import Lake
@@ -102,6 +101,6 @@ def last_record(lake: Lake) -> BatchRecord | None:
 
 def records(lake: Lake) -> Iterator[BatchRecord]:
     """Yield the records of batches, newest first, as far back as they are kept: a few hours."""
-    snapshot = lake.open(OPEN_EVENTS)
+    snapshot = lake.open(lake.open_events)
     if snapshot is not None:
         yield from map(BatchRecord.from_json, snapshot.metadata())

@@ -9,7 +9,8 @@ that replaced them. A run that is killed leaves only files that a later run dele
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final
@@ -28,7 +29,6 @@ from bulltask.lake.tables import (
     EVENTS,
     FORGOTTEN,
     JOBS,
-    OPEN_EVENTS,
     SNAPSHOTS,
     TABLES,
     Table,
@@ -126,7 +126,8 @@ def maintain(
     if not target_mb > 0:
         raise ConfigError(f"target_mb must be more than 0, not {target_mb!r}")
     lake.check()
-    work = _Work(lake, datetime.now(UTC).date() if today is None else today, int(target_mb * 1_000_000), dry_run)
+    today, lakes = datetime.now(UTC).date() if today is None else today, lake.of_all_brokers()
+    work = _Work(lake, today, int(target_mb * 1_000_000), dry_run, lakes)
     return [work.on(table, (keep or {}).get(table)) for table in TABLES.values() if lake.open(table) is not None]
 
 
@@ -161,6 +162,7 @@ class _Work:
     today: date
     target: int  # bytes
     dry_run: bool
+    lakes: Sequence[Lake]  # of all brokers
 
     def on(self, table: Table, keep: int | None) -> Maintenance:
         """Maintain a table of which some days are kept, or all."""
@@ -185,7 +187,7 @@ class _Work:
         """Merge the small files of a day; of a past day of silver, merge all files if any is small."""
         for tries_left in reversed(range(_TRIES)):
             snapshot, is_past = _opened(self.lake, table), day < f"{self.today}"
-            kept = _kept_files(self.lake, snapshot)
+            kept = _kept_files(self.lakes) if table is EVENTS else ()
             files = [file for file in snapshot.files([day]) if file.path not in kept]
             small = [file for file in files if file.size < self.target / 2]
             merged = files if is_past and small and table.layer == "silver" else small
@@ -219,17 +221,22 @@ class _Work:
         raise AssertionError
 
 
-def _unfinished_batch(lake: Lake, events: Snapshot) -> int | None:
-    """Return the number of the batch that is in ``bronze.events`` but not complete; ``None`` if there is none."""
-    record = last_record(lake)
-    return events.batch if events.batch > (0 if record is None else record.number) else None
+def _unfinished_batch(lake: Lake) -> int | None:
+    """Return the number of the broker's batch that is in ``bronze.events`` but not complete; ``None`` for none."""
+    record, events = last_record(lake), lake.open(EVENTS)
+    return events.batch if events and events.batch > (0 if record is None else record.number) else None
 
 
-def _kept_files(lake: Lake, snapshot: Snapshot) -> set[str]:
-    """Return the paths of the files from which the pipeline will finish a batch that was killed."""
-    number = _unfinished_batch(lake, snapshot) if snapshot.table is EVENTS else None
-    stored = (stored for stored in snapshot.metadata() if stored.get("number") == number)
-    return set() if number is None else {file["path"] for read in stored for file in read["part"]["files"]}
+def _kept_files(lakes: Iterable[Lake]) -> set[str]:
+    """Return the paths of the files of ``bronze.events`` from which pipelines will finish batches that were killed."""
+    return {
+        file["path"]
+        for lake in lakes
+        if (number := _unfinished_batch(lake)) is not None
+        for stored in _opened(lake, EVENTS).metadata()
+        if stored.get("number") == number
+        for file in stored["part"]["files"]
+    }
 
 
 def _rows_per_file(table: Table, rows: int, size: int, target: int) -> int:
@@ -276,8 +283,8 @@ def _in_order(batches: Sequence[Any]) -> Any:
 JobKey = tuple[str, str]
 """A queue's name in the lake, and the id of a job."""
 
-_IDS: Final = {EVENTS: "job_id", SNAPSHOTS: "id", ATTEMPTS: "job_id", JOBS: "job_id", OPEN_EVENTS: "job_id"}
-"""The tables with rows of single jobs, and their columns with the job's id."""
+_IDS: Final = {EVENTS: "job_id", SNAPSHOTS: "id", ATTEMPTS: "job_id", JOBS: "job_id"}
+"""The tables with rows of single jobs, and their columns with the job's id; the pipelines' states have some, too."""
 
 _KILLED_WRITE: Final = timedelta(hours=1)
 """The age at which a file that no commit has named is that of a killed write, not one that is about to be committed."""
@@ -304,10 +311,12 @@ def jobs_with_id(lake: Lake, job_id: str, queue: str | None = None) -> set[JobKe
     """Return the jobs with an id in any table; raise ``ConfigError`` if several queues have one and none is given."""
     found = {
         name
-        for table, column in _IDS.items()
-        if (snapshot := lake.open(table)) is not None
+        for one, table in _tables(lake.of_all_brokers(), JOBS)
+        if table is not ERRORS_DAY
         for name in pc.unique(
-            dataset_of(lake, table, snapshot.files()).to_table(["queue"], ds.field(column) == job_id)["queue"]
+            dataset_of(one, table, _opened(one, table).files()).to_table(
+                ["queue"], ds.field(_id_column(table)) == job_id
+            )["queue"]
         ).to_pylist()
     }
     queues = found if queue is None else found & {queue}
@@ -323,7 +332,8 @@ def jobs_where(lake: Lake, table: Table, condition: str) -> set[JobKey]:
         ConfigError: The condition is invalid, or the table has no rows of single jobs.
     """
     if table not in _IDS:
-        raise ConfigError(f"{table.full_name} has no rows of single jobs: use one of {_names()}")
+        names = ", ".join(table.full_name for table in _IDS)
+        raise ConfigError(f"{table.full_name} has no rows of single jobs: use one of {names}")
     if lake.open(table) is None:
         return set()
     found = lake.find(table, ("queue", _IDS[table]), condition)
@@ -352,33 +362,39 @@ def forget(
         LakeError: The last batch is not finished.
         LakeInUseError: The pipeline is writing to the lake, or another process has changed a table.
     """
+    lakes = lake.of_all_brokers()
     if dry_run:
-        return [_count(lake, table, jobs) for table in _tables(lake, last)]
-    _check_finished(lake)
-    with RunLock(lake) as lock:  # a pipeline would write the events of an open job again
-        _check_finished(lock.lake)
-        results = [_remove(lock.lake, table, jobs) for table in _tables(lake, last)]
-        lock.lake.check_claim()
+        return [_count(one, table, jobs) for one, table in _tables(lakes, last)]
+    for one in lakes:
+        _check_finished(one)
+    with ExitStack() as locks:  # a pipeline would write the events of an open job again
+        locked = [locks.enter_context(RunLock(one)).lake for one in lakes]
+        for one in locked:
+            _check_finished(one)
+        results = [_remove(one, table, jobs) for one, table in _tables(locked, last)]
+        for one in locked:
+            one.check_claim()
     _record(lake, results, len(jobs), reason)
     return results
 
 
 def _check_finished(lake: Lake) -> None:
-    events = lake.open(EVENTS)
-    if events is not None and _unfinished_batch(lake, events) is not None:
+    if _unfinished_batch(lake) is not None:
         raise LakeError(
-            f"the last batch in {lake.root} is not finished, because its pipeline was killed or stopped: run 'bulltask "
-            "pipeline run --once' first; nothing was removed"
+            f"the last batch {lake.broker and f'of {lake.broker} '}in {lake.root} is not finished, because its "
+            "pipeline was killed or stopped: run 'bulltask pipeline run --once' first; nothing was removed"
         )
 
 
-def _names() -> str:
-    return ", ".join(table.full_name for table in _IDS if table is not OPEN_EVENTS)
+def _tables(lakes: Sequence[Lake], last: Table) -> list[tuple[Lake, Table]]:
+    """Return the existing tables with rows of single jobs, in order of removal, each with the lake that writes it."""
+    shared = [*(table for table in (ERRORS_DAY, *_IDS) if table is not last), last]
+    found = [*((one, one.open_events) for one in lakes), *((lakes[0], table) for table in shared)]
+    return [(one, table) for one, table in found if one.open(table) is not None]
 
 
-def _tables(lake: Lake, last: Table) -> list[Table]:
-    ordered = [*(table for table in (OPEN_EVENTS, ERRORS_DAY, *_IDS) if table is not last), last]
-    return [table for table in dict.fromkeys(ordered) if lake.open(table) is not None]
+def _id_column(table: Table) -> str:
+    return _IDS.get(table, "job_id")
 
 
 def _count(lake: Lake, table: Table, jobs: Collection[JobKey]) -> Forgotten:
@@ -402,7 +418,7 @@ def _remove(lake: Lake, table: Table, jobs: Collection[JobKey]) -> Forgotten:
             if rows.num_rows:
                 new += lake.write(table, rows, "kept")
     # The pipeline's record is in the newest commit of its state: old ones leave the log, also after a vacuum.
-    metadata = snapshot.last_metadata() if table is OPEN_EVENTS else None
+    metadata = snapshot.last_metadata() if table == lake.open_events else None
     if replaced or metadata:
         _rewrite(lake, table, replaced, new, snapshot, metadata)
     old_files = lake.vacuum(table, timedelta(0), never_committed=False) + lake.vacuum(table, _KILLED_WRITE)
@@ -412,7 +428,7 @@ def _remove(lake: Lake, table: Table, jobs: Collection[JobKey]) -> Forgotten:
 
 
 def _candidates(table: Table, files: Sequence[DataFile], jobs: Collection[JobKey]) -> list[DataFile]:
-    return list(files) if table is ERRORS_DAY else files_with(files, _IDS[table], {job_id for _, job_id in jobs})
+    return list(files) if table is ERRORS_DAY else files_with(files, _id_column(table), {job_id for _, job_id in jobs})
 
 
 def _match(lake: Lake, table: Table, file: DataFile, jobs: Collection[JobKey]) -> tuple[Any, int]:
@@ -420,7 +436,7 @@ def _match(lake: Lake, table: Table, file: DataFile, jobs: Collection[JobKey]) -
     dataset, wanted = dataset_of(lake, table, [file]), set(jobs)
     if table is ERRORS_DAY:
         return _without_samples(dataset.to_table(), wanted)
-    column = _IDS[table]
+    column = _id_column(table)
     if not dataset.count_rows(filter=ds.field(column).isin(sorted({job_id for _, job_id in wanted}))):
         return None, 0
     rows = dataset.to_table()

@@ -69,7 +69,7 @@ _PARQUET: Final = ds.ParquetFileFormat()
 
 
 class TableReader:
-    """A reader of tables. Each read sees one version of a table.
+    """A reader of tables, or of the rows of the lake's broker. Each read sees one version of a table.
 
     Raises:
         LakeError: There is no lake; or, in every method, a file cannot be read.
@@ -97,7 +97,7 @@ class TableReader:
         with self._reading(table):
             for fragment in dataset_of(self._lake, table, mixed).get_fragments():
                 names.update(_queues_in(fragment))
-        return sorted(names)
+        return sorted(name for name in names if not self._lake.broker or self._lake.has_queue(name))
 
     def scan(  # noqa: PLR0913 - its filters are keywords
         self,
@@ -118,6 +118,8 @@ class TableReader:
         snapshot = self._lake.open(table)
         files = snapshot.files({str(day) for day in days}) if snapshot else []
         terms = [] if where is None else [where]
+        if self._lake.broker:
+            terms.append(pc.starts_with(pc.field("queue"), self._lake.queue_prefix))
         if queue is not None:
             queues = [queue] if isinstance(queue, str) else list(queue)
             files = files_with(files, "queue", queues)
@@ -149,7 +151,7 @@ class TableReader:
     def count(self, table: Table, days: Iterable[date], queue: str | None = None) -> int:
         """Return the number of rows in some days, without reading them if possible; some may be superseded."""
         day_list = list(days)
-        if queue is None:
+        if queue is None and not self._lake.broker:
             snapshot = self._lake.open(table)
             return sum(file.rows for file in snapshot.files({str(day) for day in day_list})) if snapshot else 0
 

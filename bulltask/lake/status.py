@@ -119,6 +119,7 @@ class PipelineStatus:
         redis_error: Why Redis could not be read; ``None`` if there was no error.
         skipped: The skipped queues.
         gaps: As in `QueueStatus`, of all queues.
+        broker: The name of the pipeline's broker; ``""`` without a name.
     """
 
     root: str
@@ -133,6 +134,7 @@ class PipelineStatus:
     redis_error: str | None = None
     skipped: Sequence[SkippedQueue] = ()
     gaps: int = 0
+    broker: str = ""
 
 
 def describe_losses(lost: int, gaps: int) -> str:
@@ -150,7 +152,7 @@ def status_of(
     redis_error: str | None = None,
     skipped: Sequence[SkippedQueue] = (),
 ) -> PipelineStatus:
-    """Combine data from the last batch and from Redis; ``lags`` has queue names without the hash tag."""
+    """Combine data from the last batch and from Redis; ``lags`` has the queues' names in the lake."""
     last = head or BatchRecord()
     names = sorted({*last.last_ids, *last.lost, *last.gaps, *lags})
     return PipelineStatus(

@@ -7,6 +7,7 @@
     LAKE/silver/jobs/dt=2026-11-22/b000000017-….parquet
     LAKE/_pipeline/open_jobs/…                         the pipeline's state, a Delta table, too
     LAKE/_pipeline/checkpoint/, LAKE/_pipeline/lock    in a file system
+    LAKE/_pipeline/brokers/eu/…                        the same for the pipeline of the broker eu, if there are several
 
 A write is one commit of one table: first its files are written, where no reader sees them, then the commit names them.
 Readers open a table at one version, so they see all rows of a commit or none. Files of a killed write stay unnamed
@@ -14,8 +15,8 @@ until ``bulltask pipeline maintain`` removes them.
 
 Some commits need more, because delta-rs does not detect these conflicts:
 
-* A **batch** carries its number as Delta's application transaction. delta-rs refuses the same number only while both
-  commits are under way; :meth:`Lake.commit` therefore also compares it with the table's.
+* A **batch** carries its number as an application transaction of its pipeline. delta-rs refuses the same number only
+  while both commits are under way; :meth:`Lake.commit` therefore also compares it with the table's.
 * A **rewrite** (compaction, rebuilt days, removed rows) replaces files. A second rewrite that began before the first
   has ended would bring back or double rows, so each one carries the next number of another application transaction.
 * A **claim** fences earlier writers of batches, where no lock can (:meth:`Lake.claim`): it puts the next number of a
@@ -51,7 +52,19 @@ from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import FileSelector, FileSystem, LocalFileSystem, PyFileSystem, SubTreeFileSystem
 
 from bulltask.jobs.errors import ConfigError, LakeError, LakeInUseError, did_you_mean
-from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS, OPEN_EVENTS, TABLES, Kind, Table
+from bulltask.lake.tables import (
+    ATTEMPTS,
+    BROKERS,
+    EVENTS,
+    GAPS,
+    JOBS,
+    TABLES,
+    Kind,
+    Table,
+    check_broker,
+    open_events_of,
+    queue_prefix,
+)
 
 if sys.platform != "win32":
     import fcntl
@@ -69,8 +82,6 @@ __all__ = [
 ]
 
 
-_INTERNAL: Final = "_pipeline"
-
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # a Path of s3a://bucket is s3a:/bucket
 _UNSUPPORTED: Final = frozenset("%[]\\^|")  # characters that delta-rs confuses in the path of a directory
 _SCHEMES: Final = {"s3": "s3", "s3a": "s3", "abfss": "abfss", "abfs": "abfs", "az": "az", "gs": "gs"}
@@ -81,8 +92,7 @@ _BATCHES: Final = "bulltask"
 _REWRITES: Final = "bulltask-rewrites"
 _CLAIMS: Final = "bulltask-claims"
 
-_CLAIMED: Final = (EVENTS, GAPS, ATTEMPTS, JOBS, OPEN_EVENTS)  # the tables that batches are written to
-_WITH_RECORDS: Final = (EVENTS, OPEN_EVENTS)  # those whose commits have metadata
+_CLAIMED: Final = (EVENTS, GAPS, ATTEMPTS, JOBS)  # the tables that batches are written to, beside the state
 
 _CONFIGURATION: Final = {
     # Without checkpoints, every commit reads the whole log: 500 commits cost 70 ms each, with them 6 ms.
@@ -145,36 +155,51 @@ class Lake:
             the same path for the driver and all executors.
         storage_options: Credentials and endpoint of an object store, by delta-rs' names (``AWS_ACCESS_KEY_ID``,
             ``AWS_ENDPOINT_URL`` …); default: those of the environment.
+        broker: The name of the broker, in a lake of several. They share the tables; each has its own pipeline.
 
     Attributes:
         root: The absolute path of the directory, or the URL.
+        broker: The name of the broker; ``""`` without a name.
+        queue_prefix: How the names of the broker's queues begin in the tables.
+        open_events: The table with the state of the broker's pipeline.
         is_migrating: Whether this process converts the lake from the layout of older versions.
 
     Raises:
-        ConfigError: The root is empty, or a URL of an unsupported kind.
+        ConfigError: The root is empty, or a URL of an unsupported kind; or the broker's name is invalid.
     """
 
-    def __init__(self, root: str | Path, storage_options: Mapping[str, str] | None = None) -> None:
+    def __init__(self, root: str | Path, storage_options: Mapping[str, str] | None = None, broker: str = "") -> None:
         self.root = _parse_root(root)
+        self.broker = check_broker(broker)
+        self.queue_prefix = queue_prefix(broker)
+        self.open_events = open_events_of(broker)
+        # The applications of the pipeline's transactions; the first is also the key of its metadata.
+        self._batches, self._claims = (f"{it}:{broker}" if broker else it for it in (_BATCHES, _CLAIMS))
         self._options = dict(storage_options or {})
         self.is_migrating = False
         self._claim: int | None = None
-        self._close()
+        self._opening = threading.Lock()  # threads of the dashboard share a lake
+        self._handles: dict[str, DeltaTable] = {}
+        self._snapshots: dict[str, Snapshot] = {}
 
     def __repr__(self) -> str:
         return f"Lake({self.root!r})"  # without credentials
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"root": self.root, "_options": self._options, "is_migrating": False, "_claim": self._claim}
+    def __reduce__(self) -> tuple[type[Self], tuple[str, Mapping[str, str], str], Mapping[str, Any]]:
+        return type(self), (self.root, self._options, self.broker), {"_claim": self._claim}
 
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._close()
+    def of_broker(self, broker: str) -> Self:
+        """Return the lake for the pipeline of a broker."""
+        return type(self)(self.root, self._options, broker)
 
-    def _close(self) -> None:
-        self._opening = threading.Lock()  # threads of the dashboard share a lake
-        self._handles: dict[str, DeltaTable] = {}
-        self._snapshots: dict[str, Snapshot] = {}
+    def of_all_brokers(self) -> list[Self]:
+        """Return the lake for the pipeline of each broker: of that without a name, and of those that have one."""
+        entries = self.files.get_file_info(FileSelector(BROKERS, allow_not_found=True))
+        return [self.of_broker(name) for name in ("", *sorted(entry.base_name for entry in entries))]
+
+    def has_queue(self, queue: str) -> bool:
+        """Whether a name in the tables is that of a queue of the lake's broker."""
+        return queue.startswith(self.queue_prefix) if self.broker else ":" not in queue
 
     @property
     def directory(self) -> Path | None:
@@ -189,14 +214,14 @@ class Lake:
         return PyFileSystem(DeltaStorageHandler(self.root, self._options))
 
     def internal(self, *parts: str) -> Path:
-        """Return a path in the pipeline's internal directory; only for a lake in a file system."""
+        """Return a path in the directory of the broker's pipeline; only for a lake in a file system."""
         assert self.directory is not None
-        return self.directory.joinpath(_INTERNAL, *parts)
+        return self.directory.joinpath(self.open_events.layer, *parts)
 
     def check(self) -> None:
         """Raise ``LakeError`` if there is no lake, or one of an old layout."""
         self.check_layout()
-        if all(self.open(table) is None for table in (*TABLES.values(), OPEN_EVENTS)):
+        if all(self.open(table) is None for table in (*TABLES.values(), self.open_events)):
             raise LakeError(
                 f"there is no lake in {self.root} (no bronze/ or silver/): use the --lake of 'bulltask pipeline run', "
                 "which creates the tables"
@@ -207,7 +232,7 @@ class Lake:
         if self.directory is None or self.is_migrating:
             return
         directories = () if table is None else Path(self.location(table)).glob("dt=*/queue=*")
-        if self.internal("head.json").exists() or any(directories):
+        if (self.directory / "_pipeline/head.json").exists() or any(directories):
             raise LakeError(
                 f"the lake in {self.root} was written by an older version of bulltask: 'bulltask pipeline "
                 f"migrate-lake --lake {self.root}' makes Delta tables of it"
@@ -234,7 +259,8 @@ class Lake:
                 raise LakeError(f"{self.location(table)} cannot be read: {exc}") from exc
             known = self._snapshots.get(table.full_name)
             if known is None or known.version != handle.version():
-                known = self._snapshots[table.full_name] = Snapshot(table, handle, self._options)
+                known = Snapshot(table, handle, self._options, self._batches)
+                self._snapshots[table.full_name] = known
             return known
 
     def create(self, table: Table) -> Snapshot:
@@ -262,22 +288,22 @@ class Lake:
         return created
 
     def claim(self) -> Self:
-        """Become the only writer of batches: the next commit of any earlier one fails. Return this object.
+        """Become the only writer of the broker's batches: the next commit of any earlier one fails. Return this object.
 
         Raises:
             LakeInUseError: Another process has claimed the lake meanwhile.
         """
         number: int | None = None
-        for table in _CLAIMED:
+        for table in (*_CLAIMED, self.open_events):
             while True:
                 current, handle = self.create(table), self._handles[table.full_name]
-                last = _number(handle, _CLAIMS)
+                last = _number(handle, self._claims)
                 number = last + 1 if number is None or table is _CLAIMED[0] else number
                 if number <= last:
                     raise self.taken_over_error()
                 # Old commits leave the log: the one with the last batch's record must not, even if no batch follows.
-                record = current.last_metadata() if table in _WITH_RECORDS else None
-                properties = _properties(None, None, number, record)
+                record = current.last_metadata() if table in {EVENTS, self.open_events} else None
+                properties = self._properties(None, None, number, record)
                 with suppress(CommitFailedError):  # another process has committed a batch, or a claim
                     handle.create_write_transaction([], "append", arrow_schema(table), commit_properties=properties)
                     break
@@ -356,7 +382,7 @@ class Lake:
                     mode="append",
                     schema=arrow_schema(table),
                     partition_by=[table.partition],
-                    commit_properties=_properties(batch, since, claim, metadata),
+                    commit_properties=self._properties(batch, since, claim, metadata),
                 )
             except CommitFailedError as exc:
                 # For delta-rs, adding files conflicts with any removal of files, such as that of a compaction.
@@ -481,10 +507,19 @@ class Lake:
 
     def _claim_of(self, table: Table) -> int | None:
         """Return the claim that commits of a table carry, if it is one of a claimed lake; check that it is the last."""
-        claim = self._claim if table in _CLAIMED else None
-        if claim is not None and claim < _number(self._handles[table.full_name], _CLAIMS):
+        claim = self._claim if table in {*_CLAIMED, self.open_events} else None
+        if claim is not None and claim < _number(self._handles[table.full_name], self._claims):
             raise self.taken_over_error()
         return claim
+
+    def _properties(
+        self, batch: int | None, since: Snapshot | None, claim: int | None, metadata: Mapping[str, Any] | None
+    ) -> CommitProperties:
+        transactions = [] if batch is None else [Transaction(self._batches, batch)]
+        transactions += [] if claim is None else [Transaction(self._claims, claim)]
+        transactions += [] if since is None else [Transaction(_REWRITES, since.rewrites + 1)]
+        stored = {self._batches: json.dumps(metadata)} if metadata else None
+        return CommitProperties(custom_metadata=stored, app_transactions=transactions or None)
 
     def _conflict(self, table: Table) -> LakeInUseError:
         return LakeInUseError(
@@ -495,11 +530,12 @@ class Lake:
 class Snapshot:
     """A version of a table. Later commits do not change it."""
 
-    def __init__(self, table: Table, handle: DeltaTable, options: Mapping[str, str]) -> None:
+    def __init__(self, table: Table, handle: DeltaTable, options: Mapping[str, str], pipeline: str) -> None:
         self.table = table
         self.version = handle.version()
-        self.batch = _number(handle, _BATCHES)
+        self.batch = _number(handle, pipeline)
         self.rewrites = _number(handle, _REWRITES)
+        self._pipeline = pipeline
         self._handle = handle
         self._options = dict(options)
 
@@ -546,13 +582,13 @@ class Snapshot:
         return next(self.metadata(), None)
 
     def metadata(self) -> Iterator[Any]:
-        """Yield the metadata of commits, newest first, as far back as the log goes."""
+        """Yield the metadata of the pipeline's commits, newest first, as far back as the log goes."""
         seen = 0
         # The last commit is usually enough, and each takes a third of a millisecond.
         for limit in (1, 20, None):
             entries = self._handle.history(limit)
             for entry in entries[seen:]:
-                if (stored := entry.get("bulltask")) is not None:
+                if (stored := entry.get(self._pipeline)) is not None:
                     yield json.loads(stored)
             if limit is None or len(entries) < limit:
                 return
@@ -562,16 +598,6 @@ class Snapshot:
 def batch_prefix(batch: int) -> str:
     """Return how the names of a batch's files begin."""
     return f"b{batch:09d}"
-
-
-def _properties(
-    batch: int | None, since: Snapshot | None, claim: int | None, metadata: Mapping[str, Any] | None
-) -> CommitProperties:
-    transactions = [] if batch is None else [Transaction(_BATCHES, batch)]
-    transactions += [] if claim is None else [Transaction(_CLAIMS, claim)]
-    transactions += [] if since is None else [Transaction(_REWRITES, since.rewrites + 1)]
-    stored = {"bulltask": json.dumps(metadata)} if metadata else None
-    return CommitProperties(custom_metadata=stored, app_transactions=transactions or None)
 
 
 def _is_overtaken(current: Snapshot, batch: int | None, replaced: Collection[DataFile]) -> bool:
@@ -656,7 +682,9 @@ def check_platform() -> None:
 
 
 class RunLock:
-    """The lock of the pipeline that is writing to a lake, acquired by the constructor. A ``kill -9`` releases it, too.
+    """The lock of the pipeline that writes a broker's events to a lake, acquired by the constructor.
+
+    A ``kill -9`` releases it, too.
 
     An object store has no locks. There, the constructor claims the lake: an earlier pipeline's next commit fails.
 
@@ -685,7 +713,8 @@ class RunLock:
             pid = os.read(self._file, 20).decode("ascii", "replace").strip()
             os.close(self._file)
             raise LakeInUseError(
-                f"process {pid} is already writing to the lake {lake.root}: stop it, or choose another directory"
+                f"process {pid} is already writing {lake.broker and f'the events of {lake.broker} '}to the lake "
+                f"{lake.root}: stop it, or choose another directory"
             ) from exc
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
@@ -709,7 +738,7 @@ class RunLock:
 
 
 def writer_pid(lake: Lake) -> int | None:
-    """Return the id of the process on this machine whose pipeline is writing to a lake; ``None`` if there is none."""
+    """Return the id of the process on this machine that writes the broker's events to a lake; ``None`` for none."""
     if sys.platform == "win32" or lake.directory is None:
         return None
     try:

@@ -10,14 +10,18 @@ the clock of the client that wrote them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
+
+from bulltask.jobs.errors import ConfigError
 
 __all__ = [
     "ATTEMPTS",
     "BACKFILLS",
+    "BROKERS",
     "BUILT_FIRST",
     "BUILT_LAST",
     "CAPACITY_MINUTE",
@@ -37,6 +41,9 @@ __all__ = [
     "Column",
     "Kind",
     "Table",
+    "check_broker",
+    "open_events_of",
+    "queue_prefix",
 ]
 
 FINISHED: Final = ("completed", "failed")
@@ -113,7 +120,7 @@ EVENTS: Final = Table(
     "one entry of a queue's event stream; dt is the day of event_at",
     ("queue", "event_id"),
     _columns("""
-        queue text name of the queue, without BullMQ's braces
+        queue text the queue, without BullMQ's braces; eu:mail for mail of the broker eu
         event_id text the entry's id in its stream
         event_ms long first part of event_id: epoch milliseconds
         event_seq long second part of event_id, from 0
@@ -135,7 +142,7 @@ GAPS: Final = Table(
     "events of one queue that were lost before they were read; dt is the day of detected_at",
     ("queue", "last_id_before", "detected_at"),
     _columns("""
-        queue text name of the queue
+        queue text the queue
         last_id_before text id of the last event before the gap
         first_id_after text id of the first event after it; null if there is none yet
         lost long number of lost events
@@ -152,7 +159,7 @@ SNAPSHOTS: Final = Table(
     "the hash of one job when it was read; dt is the day of finished_at, or else of snapshot_at",
     ("queue", "id", "snapshot_at"),
     _columns("""
-        queue text name of the queue
+        queue text the queue
         state text state of the job
         id text id of the job
         name text name of the task
@@ -180,7 +187,7 @@ BACKFILLS: Final = Table(
     "the result of one backfill for one gap; dt is the day of backfilled_at",
     ("queue", "last_id_before", "detected_at", "backfilled_at"),
     _columns("""
-        queue text name of the queue
+        queue text the queue
         last_id_before text last_id_before of the gap
         detected_at time detected_at of the gap
         backfilled_jobs long jobs that it added to silver
@@ -193,7 +200,7 @@ ATTEMPTS: Final = Table(
     "one attempt of a job, or one release before its start; dt is the day of ended_at, or else of as_of",
     ("queue", "job_id", "incarnation", "attempt"),
     _columns("""
-        queue text name of the queue
+        queue text the queue
         job_id text id of the job
         incarnation text id of the added event; null if that is missing
         attempt int number of the attempt, from 1; of a release, from -1 down
@@ -217,7 +224,7 @@ JOBS: Final = Table(
     "one finished or removed job; dt is the day of finished_at, or else of as_of",
     ("queue", "job_id", "incarnation"),
     _columns("""
-        queue text name of the queue
+        queue text the queue
         job_id text id of the job
         incarnation text as in silver.attempts
         name text name of the task
@@ -294,7 +301,7 @@ CAPACITY_MINUTE: Final = Table(
     "one queue in one minute",
     ("queue", "minute"),
     _columns("""
-        queue text name of the queue
+        queue text the queue
         minute time start of the minute
         added long jobs added
         finished_or_removed long jobs that finished or were removed
@@ -349,7 +356,7 @@ OPEN_EVENTS: Final = Table(
     "one event of a job that is open after a batch, for later batches; of a job's rows, only the last batch's count",
     ("queue", "job_id", "event_ms", "event_seq", "batch"),
     _columns("""
-        queue text name of the queue
+        queue text the queue
         job_id text id of the job
         event_ms long first part of the event's id
         event_seq long second part
@@ -369,6 +376,27 @@ OPEN_EVENTS: Final = Table(
     row_group=8_192,
 )
 """The pipeline's state. It is not among the tables of a lake (:data:`TABLES`)."""
+
+BROKERS: Final = "_pipeline/brokers"
+"""The directory with the state of the pipeline of each broker that has a name."""
+
+
+def open_events_of(broker: str) -> Table:
+    """Return the table with the state of a broker's pipeline; ``""`` is the broker of a lake of one."""
+    return replace(OPEN_EVENTS, layer=f"{BROKERS}/{broker}") if broker else OPEN_EVENTS
+
+
+def queue_prefix(broker: str) -> str:
+    """Return how the names of a broker's queues begin in the tables: ``eu:``. No queue has a ``:`` in its name."""
+    return f"{broker}:" if broker else ""
+
+
+def check_broker(name: str, what: str = "broker") -> str:
+    """Return the name of a broker, which is empty in a lake of one; others raise ``ConfigError``."""
+    if not re.fullmatch(r"([a-z0-9][a-z0-9-]*)?", name):
+        raise ConfigError(f"{what}: the name must consist of a-z, 0-9 and '-', such as eu-west, not {name!r:.100}")
+    return name
+
 
 FORGOTTEN: Final = Table(
     "_pipeline",

@@ -32,12 +32,12 @@ from bulltask.jobs.errors import LakeError
 from bulltask.lake.formatting import pluralize
 from bulltask.lake.ledger import BatchRecord, QueueRecord, last_record
 from bulltask.lake.storage import Lake, Snapshot, arrow_schema, batch_prefix
-from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS, MAX_TIME_MS, OPEN_EVENTS
+from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS, MAX_TIME_MS
 from bulltask.spark.bronze import ReadPart, gap_rows, merge_parts
 from bulltask.spark.open_jobs import SHARDS, FoldPlan, FoldResult, fold
 from bulltask.spark.sink import vectorized_udf
 from bulltask.spark.source.offsets import StreamId, batch_start, decode_offsets
-from bulltask.spark.source.options import app_name
+from bulltask.spark.source.options import row_name
 from bulltask.spark.source.planning import ExpectedRows, expected_rows
 
 __all__ = ["BatchWriter", "check_complete", "complete", "query_of"]
@@ -142,7 +142,9 @@ class BatchWriter:
             )
         start_ms = mono_ms()
         part = merge_parts(ReadPart.from_json(json.loads(row.part)) for row in batch.collect())
-        check_complete(self.lake.root, self.checkpoint, batch_id, part.queues, hash_tag=self.hash_tag)
+        prefix = self.lake.queue_prefix
+        named = {name.removeprefix(prefix): record for name, record in part.queues.items()}
+        check_complete(self.lake.root, self.checkpoint, batch_id, named, hash_tag=self.hash_tag)
         detected_us = (datetime.now(UTC) - _EPOCH) // timedelta(microseconds=1)
         number, timeout_ms, read_ms = head.number + 1, self.open_job_timeout_ms, mono_ms() - start_ms
         read = BatchRead(number, query, batch_id, detected_us, timeout_ms, read_ms, part)
@@ -168,7 +170,7 @@ def complete(lake: Lake) -> None:
         return
     if events.batch > head.number + 1:
         raise LakeError(
-            f"{lake.location(EVENTS)} has batch {events.batch:,}, but {lake.location(OPEN_EVENTS)} only has "
+            f"{lake.location(EVENTS)} has batch {events.batch:,}, but {lake.location(lake.open_events)} only has "
             f"{head.number:,}: restore both from the same backup"
         )
     stored = (stored for stored in events.metadata() if stored.get("number") == events.batch)
@@ -182,7 +184,7 @@ def _complete(lake: Lake, head: BatchRecord, read: BatchRead, spark: SparkSessio
     if gaps:
         rows = pa.Table.from_pylist(gaps, arrow_schema(GAPS))
         lake.commit(GAPS, lake.write(GAPS, rows, batch_prefix(number)), batch=number)
-    plan = _plan(head, read, lake.open(OPEN_EVENTS))
+    plan = _plan(head, read, lake.open(lake.open_events))
     with _step(steps_ms, "derive"):
         folded = _fold(lake, plan, read.events, spark)
     with _step(steps_ms, "commit"):
@@ -191,8 +193,8 @@ def _complete(lake: Lake, head: BatchRecord, read: BatchRead, spark: SparkSessio
                 lake.commit(table, files, batch=number)
     record = _record(head, read, plan, folded, steps_ms)
     replaced = plan.open_files if plan.rewrites else []
-    if lake.commit(OPEN_EVENTS, folded.open_jobs, batch=number, metadata=record.to_json(), replaced=replaced):
-        lake.delete(OPEN_EVENTS, replaced)
+    if lake.commit(lake.open_events, folded.open_jobs, batch=number, metadata=record.to_json(), replaced=replaced):
+        lake.delete(lake.open_events, replaced)
 
 
 def _plan(head: BatchRecord, read: BatchRead, before: Snapshot | None) -> FoldPlan:
@@ -298,7 +300,7 @@ def check_complete(
     expectations: defaultdict[str, ExpectedRows] = defaultdict(partial(ExpectedRows, 0))
     for name, end_offset in decode_offsets(end).items():
         # Two queues may have the same name: offsets also contain queues that are now skipped.
-        expectations[app_name(name, hash_tag=hash_tag) or name] += expected_rows(begin.get(name), end_offset)
+        expectations[row_name(name, hash_tag=hash_tag)] += expected_rows(begin.get(name), end_offset)
     for queue, expected in expectations.items():
         record = records.get(queue, QueueRecord())
         if not expected.is_met(record.events, record.lost, record.gaps):

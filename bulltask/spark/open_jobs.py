@@ -27,7 +27,7 @@ import pyarrow.dataset as ds
 from bulltask.lake.history import CLOCK_DIFFERENCE, day_portions
 from bulltask.lake.reader import TableReader, dataset_of
 from bulltask.lake.storage import DataFile, Lake, arrow_schema, batch_prefix
-from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, OPEN_EVENTS
+from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS
 from bulltask.spark.lifecycle import LIFECYCLE_COLUMNS, derive_silver, job_numbers, lifecycle_events
 
 __all__ = ["SHARDS", "FoldPlan", "FoldResult", "earlier_events", "fold", "open_events"]
@@ -119,7 +119,7 @@ def fold(lake: Lake, plan: FoldPlan, shards: Collection[int] | None = None) -> F
     return FoldResult(
         lake.write(ATTEMPTS, derived.attempts, prefix),
         lake.write(JOBS, derived.jobs, prefix),
-        lake.write(OPEN_EVENTS, rows, prefix),
+        lake.write(lake.open_events, rows, prefix),
         before.num_rows,
         after.num_rows,
         _idle_since_ms(after),
@@ -133,7 +133,7 @@ def open_events(
     if shards is not None:
         files = [file for file in files if file.partition in {_ALL_SHARDS, *map(str, shards)}]
     chosen = None if jobs is None else pc.field("job_id").isin(pc.unique(jobs["job_id"]))
-    dataset = dataset_of(lake, OPEN_EVENTS, files)
+    dataset = dataset_of(lake, lake.open_events, files)
     if jobs is not None and sum(file.rows for file in files) > _MANY_ROWS:
         dataset = _row_groups(lake, dataset, jobs)
     rows = dataset.to_table(columns=[*LIFECYCLE_COLUMNS, "batch"], filter=chosen, **_SCAN)

@@ -26,7 +26,7 @@ from bulltask.lake.ledger import last_record
 from bulltask.lake.slo_config import SLOConfig
 from bulltask.lake.status import PipelineStatus
 from bulltask.lake.storage import Lake, RunLock
-from bulltask.lake.tables import BACKFILLS, FINISHED, GAPS, OPEN_EVENTS, TABLES
+from bulltask.lake.tables import BACKFILLS, FINISHED, GAPS, TABLES
 from bulltask.spark.batches import BatchWriter, complete, query_of
 from bulltask.spark.bronze import events_source
 from bulltask.spark.gold import build_gold
@@ -40,21 +40,24 @@ __all__ = ["Pipeline", "PipelineOptions", "stop_after_batch"]
 
 OnLoss = Literal["gap", "fail"]
 
-_BROKER_OPTIONS: Final = ("url", "prefix", "queue", "queueHashTag")
+_BROKER_OPTIONS: Final = ("url", "prefix", "queue", "queueHashTag", "broker")
 
 _POLL_S: Final = 0.5
 
 _REGISTERING: Final = threading.Lock()
 
-_RUNNING_QUERIES: Final[dict[str, tuple[StreamingQuery, RunLock]]] = {}
-"""This process's last query for each lake, and the query's lock."""
+_RUNNING_QUERIES: Final[dict[tuple[str, str], tuple[StreamingQuery, RunLock]]] = {}
+"""This process's last query for each lake and broker, and the query's lock."""
 
 
 class PipelineOptions(TypedDict, total=False):
     """Further arguments of `Pipeline`.
 
     Attributes:
-        url, prefix, queue_hash_tag: The location of Redis, and how queues are named; default: bulltask's settings.
+        broker: The name of the broker, such as ``eu``, in a lake of several: its queue ``mail`` is ``eu:mail`` in the
+            tables. Each broker has its own pipeline, and they can run at the same time; default: no name.
+        url, prefix, queue_hash_tag: The location of Redis, and how queues are named; default: bulltask's settings, or
+            those of the broker, such as ``BULLTASK_EU_BROKER_URL``.
         trigger: How often a batch starts, in Spark's syntax; default: ``10 seconds``.
         on_loss: What to do if events were trimmed before they were read: ``gap`` writes a row to ``bronze.gaps`` and
             continues, ``fail`` fails the query; default: ``gap``.
@@ -66,13 +69,14 @@ class PipelineOptions(TypedDict, total=False):
         starting: Where to begin with an empty lake: ``earliest`` (default) or ``latest``.
         metrics_port: Serve ``/metrics`` for Prometheus on this port while the query runs; default: off.
         metrics_host: The address to bind the metrics port to; default: ``127.0.0.1``.
-        checkpoint: The directory for Spark's progress; default: ``_pipeline/checkpoint`` in the lake's directory; for a
-            lake in an object store, a directory in ``~/.local/state/bulltask``. If it is lost, the next run continues
-            after the lake's last event.
+        checkpoint: The directory for Spark's progress, or of the directories of the brokers that have a name; default:
+            ``_pipeline/checkpoint`` in the lake's directory; for a lake in an object store, a directory in
+            ``~/.local/state/bulltask``. If it is lost, the next run continues after the lake's last event.
         storage_options: Credentials and endpoint of an object store, by delta-rs' names, such as
             ``AWS_ENDPOINT_URL``; default: those of the environment.
     """
 
+    broker: str
     url: str | SecretUrl | None
     prefix: str | None
     queue_hash_tag: bool | None
@@ -115,7 +119,9 @@ class Pipeline:
             known = ", ".join(PipelineOptions.__annotations__)
             raise TypeError(f"unknown option {unknown[0]!r}; known options are queues, {known}")
         self.spark = spark
-        self.lake = root if isinstance(root, Lake) else Lake(root, options.get("storage_options"))
+        lake = root if isinstance(root, Lake) else Lake(root, options.get("storage_options"))
+        self.lake = lake.of_broker(options["broker"]) if options.get("broker") else lake
+        self._key = self.lake.root, self.lake.broker
         self.checkpoint = _checkpoint_of(self.lake, options.get("checkpoint"))
         self._queues = queues
         self._options = options
@@ -137,20 +143,20 @@ class Pipeline:
             without losing events; :meth:`stop` waits for the batch.
 
         Raises:
-            LakeInUseError: Another pipeline is writing to this lake. In an object store, the query fails with this
-                error when another one starts.
+            LakeInUseError: Another pipeline is writing this broker's events to the lake. In an object store, the query
+                fails with this error when another one starts.
             ConfigError: An option is invalid, or the metrics cannot be served at this address.
         """
-        _release_ended(self.lake.root)
+        _release_ended(self._key)
         with ExitStack() as stack:
             lock = stack.enter_context(RunLock(self.lake))
             complete(lock.lake)
-            self.lake.delete_unnamed(OPEN_EVENTS)
+            self.lake.delete_unnamed(self.lake.open_events)
             _remove_partial_offsets(self.checkpoint)
             self._remove_outdated_checkpoint()
             self._serve_metrics(stack)
             query = self._start(lock.lake, available_now)
-            _RUNNING_QUERIES[self.lake.root] = query, lock
+            _RUNNING_QUERIES[self._key] = query, lock
             at_end = stack.pop_all()
         threading.Thread(target=_close_at_end, args=(query, at_end), name="bulltask-pipeline", daemon=True).start()
         return query
@@ -166,7 +172,7 @@ class Pipeline:
             ConfigError: ``timeout`` is not a duration.
         """
         deadline_ms = None if timeout is None else mono_ms() + to_ms(timeout, "timeout")
-        query, _ = _RUNNING_QUERIES.get(self.lake.root, (None, None))
+        query, _ = _RUNNING_QUERIES.get(self._key, (None, None))
         if query is not None:
             stop_after_batch(query, lambda wait_s: _ended_or_timed_out(query, wait_s, deadline_ms))
 
@@ -216,12 +222,11 @@ class Pipeline:
             ConfigError: The layer does not exist.
             LakeError: Events that silver is derived from have expired.
         """
+        lake = self.lake.of_broker("")  # the tables have the rows of all brokers
         if choice("silver", "gold")(layer, "layer") == "gold":
-            build_gold(self.spark, self.lake, days, slo_config)
+            build_gold(self.spark, lake, days, slo_config)
         else:
-            build_silver(
-                self.spark, self.lake, days, open_job_timeout=timedelta(milliseconds=self._open_job_timeout_ms)
-            )
+            build_silver(self.spark, lake, days, open_job_timeout=timedelta(milliseconds=self._open_job_timeout_ms))
 
     def replay(
         self, where: str, *, queue: str | None = None, dry_run: bool = True, limit: int | None = None
@@ -283,7 +288,9 @@ class Pipeline:
 
     def _start(self, lake: Lake, available_now: bool) -> StreamingQuery:
         head = last_record(self.lake)
-        source = self._source(self._starting if head is None else json.dumps(dict(head.last_ids)))
+        prefix = self.lake.queue_prefix
+        last_ids = {} if head is None else {name.removeprefix(prefix): last for name, last in head.last_ids.items()}
+        source = self._source(self._starting if head is None else json.dumps(last_ids))
         hash_tag = source["queueHashTag"] == "true"
         batches = BatchWriter(lake, self.checkpoint, self._open_job_timeout_ms, hash_tag=hash_tag)
         kind = events_source(self.lake)
@@ -299,7 +306,7 @@ class Pipeline:
         """Return the source's options."""
         options = self._options
         return {
-            **broker_options(options),
+            **broker_options({**options, "broker": self.lake.broker}),
             "table": "events",
             "queue": self._queues if isinstance(self._queues, str) else json.dumps(list(self._queues)),
             "skipUnsupportedQueues": "true",
@@ -319,11 +326,11 @@ class Pipeline:
 
 def _checkpoint_of(lake: Lake, chosen: str | Path | None) -> Path:
     if chosen is not None:
-        return Path(chosen).absolute()
+        return Path(chosen, lake.broker).absolute()
     if lake.directory is not None:
         return lake.internal("checkpoint")
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return state / "bulltask" / "checkpoints" / sha256(lake.root.encode()).hexdigest()[:16]
+    return state / "bulltask" / "checkpoints" / sha256(lake.root.encode()).hexdigest()[:16] / lake.broker
 
 
 def _remove_partial_offsets(checkpoint: Path) -> None:
@@ -363,9 +370,9 @@ def _ended_or_timed_out(query: StreamingQuery, wait_s: float, deadline_ms: int |
     return True
 
 
-def _release_ended(root: str) -> None:
+def _release_ended(key: tuple[str, str]) -> None:
     """Release the lock of a query that has just ended, before its thread releases it."""
-    query, lock = _RUNNING_QUERIES.get(root, (None, None))
+    query, lock = _RUNNING_QUERIES.get(key, (None, None))
     if query is not None and lock is not None and not query.isActive:
         lock.release()
 

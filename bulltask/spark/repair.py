@@ -116,19 +116,21 @@ def backfill(
 ) -> BackfillResult:
     """Add jobs that finished in gaps to silver: gaps that end at ``since`` or later and begin before ``until``.
 
-    First, the finished jobs of the queues with gaps are written to ``bronze.jobs``. Then all rows of ``bronze.jobs``
-    are compared with ``silver.jobs``. Running a backfill again writes no new rows.
+    The gaps are those of the lake's broker; ``queues`` has names without its prefix. First, the finished jobs of the
+    queues with gaps are written to ``bronze.jobs``. Then all rows of ``bronze.jobs`` are compared with ``silver.jobs``.
+    Running a backfill again writes no new rows.
 
     Raises:
         ConfigError: ``until`` is not later than ``since``.
     """
     if until <= since:
         raise ConfigError(f"until ({until}) must be later than since ({since})")
-    gaps = find_gaps(lake, since=since, until=until, queues=queues)
+    wanted = None if queues is None else {lake.queue_prefix + queue for queue in queues}
+    gaps = [gap for gap in find_gaps(lake, since=since, until=until, queues=wanted) if lake.has_queue(gap.queue)]
     if not gaps:
         return BackfillResult(0, 0, 0, 0, 0)
     # One queue at a time, as JSON: a name may contain a comma.
-    names = sorted({gap.queue for gap in gaps})
+    names = sorted({gap.queue.removeprefix(lake.queue_prefix) for gap in gaps})
     # Events recorded while the hashes are read are later than this, so they supersede these rows.
     snapshot_at = datetime.now(UTC)
     examined = sum(snapshot(spark, lake, {**source, "queue": json.dumps([name])}) for name in names)
@@ -322,8 +324,8 @@ def build_silver(spark: SparkSession, lake: Lake, days: Collection[date], *, ope
     _check_not_expired(lake, days, open_job_timeout)
     # Rows that a batch adds after this are kept: rows that are then stored twice do no harm.
     since = {table: lake.create(table) for table in _TABLES}
-    head = last_record(lake)
-    clock = datetime.fromtimestamp((head.newest_event_ms if head else 0) / 1000, UTC)
+    heads = list(filter(None, map(last_record, lake.of_all_brokers())))
+    clock = datetime.fromtimestamp(min((head.newest_event_ms for head in heads), default=0) / 1000, UTC)
     time_out_before_ms = round((clock - open_job_timeout).timestamp() * 1000)
     events = read_table(spark, lake, EVENTS, columns=LIFECYCLE_COLUMNS)
     written: dict[Table, list[DataFile]] = {}

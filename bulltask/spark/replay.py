@@ -111,7 +111,7 @@ def replay(
     *,
     dry_run: bool = True,
 ) -> ReplayResult:
-    """Send the selected finished jobs again, with the same name, data and options, but a new id.
+    """Send the selected finished jobs of the lake's broker again, with the same name, data and options, but a new id.
 
     The new id is derived from the job and the time when it finished. A job is therefore not sent again while its copy
     is in Redis, nor for 7 days after a replay with the same condition has sent it. Options that belong only to the
@@ -122,8 +122,9 @@ def replay(
         LakeError: There is no lake.
     """
     lake.check()
-    options = read_options(WriteOptions, {key: text for key, text in source.items() if key != "queue"})
-    jobs = _with_data(_selected(spark, lake, selection), spark, lake, options).cache()
+    options = read_options(WriteOptions, {key: text for key, text in source.items() if key not in {"queue", "broker"}})
+    in_redis = F.substr("queue", F.lit(len(lake.queue_prefix) + 1)).alias("queue")
+    jobs = _with_data(_selected(spark, lake, selection), spark, lake, options, in_redis).cache()
     try:
         with check_shared(lake):
             counts = {row["status"]: row["count"] for row in jobs.groupBy("status").count().collect()}
@@ -131,9 +132,8 @@ def replay(
         sample = jobs.where("status = 'ready'").orderBy("queue", "job_id").limit(_SAMPLE_SIZE).collect()
         sent: Mapping[str, int] = {}
         if not dry_run and counts.get("ready"):
-            sent = _send(
-                jobs.where("status = 'ready'"), Replayer(options.config, selection.write_id, _IDEMPOTENCY_TTL_MS)
-            )
+            replayer = Replayer(options.config, selection.write_id, _IDEMPOTENCY_TTL_MS)
+            sent = _send(jobs.where("status = 'ready'"), replayer, in_redis)
     finally:
         jobs.unpersist()
     columns = ("queue", "job_id", "name", "state", "finished_at", "failed_reason", "data")
@@ -154,8 +154,10 @@ def replay(
 def _selected(spark: SparkSession, lake: Lake, selection: ReplaySelection) -> DataFrame:
     """Return the selected jobs, with the ids of their replays."""
     rows = latest(read_table(spark, lake, JOBS), JOBS).where(F.col("state").isin(*FINISHED))
+    prefix = lake.queue_prefix
+    rows = rows.where(F.col("queue").startswith(prefix) if prefix else ~F.col("queue").contains(":"))
     if selection.queue is not None:
-        rows = rows.where(F.col("queue") == selection.queue)
+        rows = rows.where(F.col("queue") == prefix + selection.queue)
     try:
         rows = rows.where(selection.where)
         assert rows.schema  # forces Spark to check the condition now
@@ -169,10 +171,10 @@ def _selected(spark: SparkSession, lake: Lake, selection: ReplaySelection) -> Da
     return rows.withColumn("new_id", F.concat(F.lit("s"), F.substring(F.sha2(identity, 256), 1, 24)))
 
 
-def _with_data(rows: DataFrame, spark: SparkSession, lake: Lake, options: WriteOptions) -> DataFrame:
-    """Add the data of each job, from Redis or else from the latest snapshot."""
+def _with_data(rows: DataFrame, spark: SparkSession, lake: Lake, options: WriteOptions, in_redis: Column) -> DataFrame:
+    """Add the data of each job, from Redis, where its queue has the name ``in_redis``, or from the latest snapshot."""
     look_up = vectorized_udf(HashLookup(options).look_up, _HASH)
-    with_hash = rows.withColumn("hash", look_up(F.struct("queue", "job_id")))
+    with_hash = rows.withColumn("hash", look_up(F.struct(in_redis, "job_id")))
     with_redis = with_hash.withColumn(
         "in_redis", _is_same_incarnation(F.col("hash.created_at"), F.col("hash.finished_at"))
     )
@@ -211,7 +213,7 @@ def _is_near(column: str, found: Column) -> Column:
     return found.between(own - F.lit(_TOLERANCE), own + F.lit(_TOLERANCE))
 
 
-def _send(rows: DataFrame, replayer: Replayer) -> Mapping[str, int]:
+def _send(rows: DataFrame, replayer: Replayer, in_redis: Column) -> Mapping[str, int]:
     """Send the jobs; return the number of jobs that were added, and of duplicates."""
 
     def statuses(structs: Iterator[pa.StructArray]) -> Iterator[pa.Array]:
@@ -219,7 +221,7 @@ def _send(rows: DataFrame, replayer: Replayer) -> Mapping[str, int]:
             yield pa.array(results, pa.string())
 
     send = vectorized_udf(statuses, StringType())
-    job = F.struct("queue", "new_id", "name", "data", "opts")
+    job = F.struct(in_redis, "new_id", "name", "data", "opts")
     sent = rows.select(send(job).alias("status"))
     return {row["status"]: row["count"] for row in sent.groupBy("status").count().collect()}
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from bulltask.lake.ledger import BatchRecord
 from bulltask.lake.storage import Lake, arrow_schema, batch_prefix
-from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS, OPEN_EVENTS, SNAPSHOTS, TABLES, Table
+from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS, SNAPSHOTS, TABLES, Table
 
 __all__ = ["LakeBuilder", "at"]
 
@@ -80,9 +80,9 @@ class LakeBuilder:
     def open_events(self, rows: Iterable[Row], batch: int, record: BatchRecord) -> Self:
         """Complete a batch: write the events of open jobs, in the commit that has the batch's record."""
         stored = [{"queue": "mail", "batch": batch, "shard": "all", **row} for row in rows]
-        events = pa.Table.from_pylist(stored, arrow_schema(OPEN_EVENTS))
-        files = self.lake.write(OPEN_EVENTS, events, batch_prefix(batch))
-        assert self.lake.commit(OPEN_EVENTS, files, batch=batch, metadata=record.to_json())
+        table = self.lake.open_events
+        files = self.lake.write(table, pa.Table.from_pylist(stored, arrow_schema(table)), batch_prefix(batch))
+        assert self.lake.commit(table, files, batch=batch, metadata=record.to_json())
         return self
 
     def gold(self, table: str, rows: Iterable[Row]) -> Self:

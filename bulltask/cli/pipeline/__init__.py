@@ -19,6 +19,7 @@ from bulltask import embedded
 from bulltask.cli.app_loader import load_app_or_broker
 from bulltask.cli.groups import LazyGroup
 from bulltask.cli.options import redis_options
+from bulltask.config.parsers import parse_names
 from bulltask.config.urls import SecretUrl
 from bulltask.jobs.errors import MissingExtraError
 
@@ -27,10 +28,12 @@ __all__ = [
     "EXIT_LOST",
     "EXIT_LOST_FAIL",
     "QueueSource",
+    "brokers_option",
     "open_session",
     "pipeline",
     "source_of",
     "source_options",
+    "sources_of",
     "spark_options",
 ]
 
@@ -87,12 +90,14 @@ class QueueSource:
     url: SecretUrl
     prefix: str
     hash_tag: bool
+    broker: str = ""
 
     @property
     def options(self) -> dict[str, str]:
         """The options of ``format("bulltask")``."""
         tag = str(self.hash_tag).lower()
-        return {"queue": self.queues, "url": self.url.get_secret_value(), "prefix": self.prefix, "queueHashTag": tag}
+        location = {"url": self.url.get_secret_value(), "prefix": self.prefix, "queueHashTag": tag}
+        return {"queue": self.queues, **location} | ({"broker": self.broker} if self.broker else {})
 
     @property
     def keywords(self) -> dict[str, Any]:
@@ -114,6 +119,34 @@ def source_of(ctx: click.Context, options: Mapping[str, Any]) -> QueueSource:
     config = app.conf.freeze()
     url = embedded.resolve_url(config.broker_url, app._directory)
     return QueueSource(options.get("queues", "*"), url, config.prefix, config.queue_hash_tag)
+
+
+def brokers_option(function: F) -> F:
+    """Add ``--brokers``; :func:`sources_of` reads it."""
+    return click.option(
+        "--brokers",
+        envvar="BULLTASK_BROKERS",
+        metavar="NAMES",
+        help="Names of brokers, comma-separated, in a lake of several: the queue mail of the broker eu, whose URL is "
+        "BULLTASK_EU_BROKER_URL, is eu:mail in the lake (or set BULLTASK_BROKERS).",
+    )(function)
+
+
+def sources_of(ctx: click.Context, options: Mapping[str, Any]) -> list[QueueSource]:
+    """Return the location of the queues of each broker in ``--brokers``; without it, as :func:`source_of` does."""
+    if not (names := parse_names(options["brokers"] or "", "--brokers")):
+        return [source_of(ctx, options)]
+    before: dict[str, Any] = ctx.obj or {}
+    if any(given.get(name) for given in (options, before) for name in ("app", "broker")):
+        raise click.UsageError("--brokers cannot be used with --broker or --app: their URLs are environment variables")
+    from bulltask.spark.source.options import config_of  # noqa: PLC0415 - slow
+
+    given = {"prefix": options["prefix"], "queue_hash_tag": options["hash_tag"]}
+    configs = {name: config_of({**given, "broker": name}) for name in names}
+    return [
+        QueueSource(options.get("queues", "*"), config.broker_url, config.prefix, config.queue_hash_tag, name)
+        for name, config in configs.items()
+    ]
 
 
 def spark_options(function: F) -> F:

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -29,13 +29,16 @@ from bulltask.cli.pipeline import (
     EXIT_LOST,
     EXIT_LOST_FAIL,
     QueueSource,
+    brokers_option,
     open_session,
     source_of,
     source_options,
+    sources_of,
     spark_options,
 )
 from bulltask.cli.terminal import as_table, echo, in_one_line, print_json
 from bulltask.config.parsers import parse_names
+from bulltask.jobs.clock import mono_ms
 from bulltask.jobs.errors import BulltaskError, LakeError
 from bulltask.lake.formatting import pluralize
 from bulltask.lake.records import to_json
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     from bulltask.lake.status import PipelineStatus, QueueStatus, SkippedQueue
     from bulltask.lake.storage import Lake
     from bulltask.queue.doctor import Diagnosis, Finding
+    from bulltask.spark import Pipeline
     from bulltask.spark.replay import ReplayResult
 
 __all__ = [
@@ -61,6 +65,9 @@ __all__ = [
 ]
 
 _POLL_S: Final = 0.25
+
+_RESTART_MS: Final = 10_000
+"""When a broker's query that has failed starts again, while those of other brokers go on."""
 
 _TRACEBACK: Final = "Traceback (most recent call last):"
 
@@ -105,6 +112,7 @@ _TRACEBACK: Final = "Traceback (most recent call last):"
     "--metrics-port", type=click.IntRange(1, 65535), help="Port for Prometheus metrics (default: no metrics)."
 )
 @click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Address to bind the metrics port to.")
+@brokers_option
 @spark_options
 @click.pass_context
 def run_command(
@@ -113,10 +121,12 @@ def run_command(
     *,
     lake: Lake,
     once: bool,
-    on_loss: str,
     **options: Any,
 ) -> None:
     """Record the events of queues in the bronze and silver tables of the lake, each event exactly once.
+
+    With --brokers, each broker has its own batches. If one is down, the others go on, and its events are recorded
+    when it is back.
 
     TERM and INT stop the pipeline after the current batch; a second signal stops it immediately. The next run always
     continues from the last committed batch.
@@ -124,38 +134,37 @@ def run_command(
     Exit codes: 0 (no events were lost), 1 (an error), 3 (events were lost, and the gaps are recorded in bronze.gaps), 4
     (events were lost, and --on-loss is fail).
     """
-    from bulltask.lake.ledger import last_record  # noqa: PLC0415 - slow
-
-    source = source_of(ctx, options)
+    sources = sources_of(ctx, options)
     spark = open_session(options)
     # After the session has been opened, as Spark installs its own handler for INT.
     with _stop_signals() as stop:
-        before = last_record(lake)
-        pipeline = _pipeline(spark, lake, source, on_loss, options)
-        progress = _Progress(lake)
-        query = pipeline.run(available_now=once)
-        click.echo(
-            f"recording events of {'all queues' if source.queues == '*' else source.queues} in {lake.root}", err=True
-        )
-        while query.isActive and not stop.acquire(timeout=_POLL_S):
-            progress.print_new()
-        _end(query, stop)
-        progress.print_new()
-    ctx.exit(_exit_code(query, before, last_record(lake)))
+        runs: list[_Run] = []
+        try:
+            for number, source in enumerate(sources):
+                pipeline = _pipeline(spark, lake, source, options, number)
+                runs.append(_Run(pipeline, stop, once=once, restarts=len(sources) > 1 and not once))
+                queues = "all queues" if source.queues == "*" else source.queues
+                click.echo(f"{runs[-1].label}recording events of {queues} in {lake.root}", err=True)
+            while sum(run.goes_on() for run in runs) and not stop.acquire(timeout=_POLL_S):
+                pass
+        finally:
+            for run in runs:
+                run.end()
+    ctx.exit(min(filter(None, [run.exit_code() for run in runs]), default=0))
 
 
-def _pipeline(spark: Any, lake: Lake, source: QueueSource, on_loss: Any, options: Mapping[str, Any]) -> Any:
+def _pipeline(spark: Any, lake: Lake, source: QueueSource, options: Mapping[str, Any], number: int) -> Any:
     from bulltask.spark import Pipeline  # noqa: PLC0415 - slow
 
     port = options["metrics_port"]
-    metrics: Any = {} if port is None else {"metrics_port": port, "metrics_host": options["metrics_host"]}
+    metrics: Any = {} if port is None else {"metrics_port": port + number, "metrics_host": options["metrics_host"]}
     return Pipeline(
         spark,
-        lake,
+        lake.of_broker(source.broker),
         queues=source.queues,
         **source.keywords,
         trigger=f"{round(options['trigger'] * 1000)} milliseconds",
-        on_loss=on_loss,
+        on_loss=options["on_loss"],
         open_job_timeout=options["open_job_timeout"],
         max_events_per_trigger=options["max_events_per_trigger"],
         checkpoint=options["checkpoint"],
@@ -180,20 +189,73 @@ def _stop_signals() -> Iterator[threading.Semaphore]:
             signal.signal(number, handler)
 
 
-class _Progress:
-    """Prints a line for each new batch."""
+class _Run:
+    """The run of one broker's pipeline.
 
-    def __init__(self, lake: Lake) -> None:
+    Args:
+        pipeline: The pipeline.
+        stop: Whoever releases it stops the runs of all brokers.
+        once: Whether the run ends when it has recorded the currently available events.
+        restarts: Whether a query that has failed starts again.
+    """
+
+    def __init__(self, pipeline: Pipeline, stop: threading.Semaphore, *, once: bool, restarts: bool) -> None:
         from bulltask.lake.ledger import last_record  # noqa: PLC0415 - slow
 
-        self._head = partial(last_record, lake)
-        self._shown = self._head()
+        self.label = f"{pipeline.lake.broker}: " if pipeline.lake.broker else ""
+        self._pipeline = pipeline
+        self._stop = stop
+        self._restarts = restarts
+        self._head = partial(last_record, pipeline.lake)
+        self._before = self._shown = self._head()
+        self._restart_ms: int | None = None
+        self._query = pipeline.run(available_now=once)
 
-    def print_new(self) -> None:
+    def goes_on(self) -> bool:
+        """Print a line for each new batch; start a query that failed again. Return whether the run goes on."""
+        self._print_new()
+        if self._query.isActive or not self._restarts or self._query.exception() is None:
+            return self._query.isActive
+        if self._restart_ms is None:
+            if self._print_failure() == EXIT_LOST_FAIL:
+                self._stop.release()
+            self._restart_ms = mono_ms() + _RESTART_MS
+        elif mono_ms() >= self._restart_ms:
+            self._restart_ms = None
+            with suppress(BulltaskError):  # the failure is printed again
+                self._query = self._pipeline.run()
+        return True
+
+    def end(self) -> None:
+        """Stop an active query after its batch, or immediately on a further signal. No events are lost."""
+        from bulltask.spark.pipeline import stop_after_batch  # noqa: PLC0415 - slow
+
+        if self._query.isActive:
+            click.echo(f"{self.label}stopping after this batch", err=True)
+            stop_after_batch(self._query, lambda wait_s: self._stop.acquire(timeout=wait_s))
+        self._print_new()
+
+    def exit_code(self) -> int:
+        """Print the query's error, if it has failed, or the losses of this run, and return the exit code."""
+        if self._query.exception() is not None:
+            return self._print_failure()
+        (lost, gaps), (lost_before, gaps_before) = _losses(self._head()), _losses(self._before)
+        if gaps > gaps_before:
+            losses = describe_losses(lost - lost_before, gaps - gaps_before)
+            click.echo(f"{self.label}{losses}: 'bulltask pipeline gaps' lists them", err=True)
+            return EXIT_LOST
+        return 0
+
+    def _print_new(self) -> None:
         head = self._head()
         if head is not None and (self._shown is None or head.number != self._shown.number):
             self._shown = head
-            click.echo(_batch_line(head), err=True)
+            click.echo(f"{self.label}{_batch_line(head)}", err=True)
+
+    def _print_failure(self) -> int:
+        text = str(self._query.exception())
+        echo(f"Error: {self.label}{_first_line(text)}", err=True)
+        return EXIT_LOST_FAIL if "[BULLTASK_EVENTS_LOST]" in text else 1
 
 
 def _batch_line(head: BatchRecord) -> str:
@@ -203,31 +265,6 @@ def _batch_line(head: BatchRecord) -> str:
     took = sum(head.steps_ms.values()) / 1000
     losses = f", {lost:,} LOST" if lost else ", an unknown number LOST" if gaps else ""
     return f"batch {head.number:,}: {pluralize(events, 'event')} in {took:.1f} s{losses}"
-
-
-def _end(query: Any, stop: threading.Semaphore) -> None:
-    """Stop an active query after its batch, or immediately on a second signal. No events are lost."""
-    if not query.isActive:
-        return
-    from bulltask.spark.pipeline import stop_after_batch  # noqa: PLC0415 - slow
-
-    click.echo("stopping after this batch", err=True)
-    stop_after_batch(query, lambda wait_s: stop.acquire(timeout=wait_s))
-
-
-def _exit_code(query: Any, before: BatchRecord | None, head: BatchRecord | None) -> int:
-    """Print the query's error, if it has failed, or the losses of this run, and return the exit code."""
-    failure = query.exception()
-    if failure is not None:
-        text = str(failure)
-        echo(f"Error: {_first_line(text)}", err=True)
-        return EXIT_LOST_FAIL if "[BULLTASK_EVENTS_LOST]" in text else 1
-    (lost, gaps), (lost_before, gaps_before) = _losses(head), _losses(before)
-    if gaps > gaps_before:
-        losses = describe_losses(lost - lost_before, gaps - gaps_before)
-        click.echo(f"{losses}: 'bulltask pipeline gaps' lists them", err=True)
-        return EXIT_LOST
-    return 0
 
 
 def _first_line(text: str) -> str:
@@ -260,6 +297,7 @@ _SKIP_REASON_WIDTH: Final = 1_000
 @click.command("status", short_help="Show how far the lake lags behind the queues.")
 @lake_option(extra="spark")
 @source_options
+@brokers_option
 @json_option
 @click.pass_context
 def status_command(ctx: click.Context, /, *, lake: Lake, as_json: bool, **options: Any) -> None:
@@ -269,11 +307,13 @@ def status_command(ctx: click.Context, /, *, lake: Lake, as_json: bool, **option
     """
     from bulltask.spark.source.streams import pipeline_status  # noqa: PLC0415 - slow
 
-    status = pipeline_status(lake, source_of(ctx, options).options)
+    sources = sources_of(ctx, options)
+    statuses = [pipeline_status(lake.of_broker(source.broker), source.options) for source in sources]
     if as_json:
-        print_json(to_json(status))
+        values = to_json(statuses)
+        print_json(values if options["brokers"] else values[0])
     else:
-        echo("\n".join(_status_lines(lake, status)))
+        echo("\n\n".join("\n".join(_status_lines(lake, status)) for status in statuses))
 
 
 def _status_lines(lake: Lake, status: PipelineStatus) -> Iterator[str]:
@@ -282,6 +322,10 @@ def _status_lines(lake: Lake, status: PipelineStatus) -> Iterator[str]:
         yield f"lake          {status.root}"
     except LakeError:
         yield f"lake          {status.root}, does not exist yet: 'bulltask pipeline run' creates it"
+    if status.broker:
+        yield f"broker        {status.broker}"
+    elif others := ",".join(one.broker for one in lake.of_all_brokers()[1:]):
+        yield f"others        --brokers {others} shows the status of these brokers"
     writer = "no process on this machine" if status.writer_pid is None else f"process {status.writer_pid}"
     yield f"written by    {writer}"
     if status.written_at is None:
@@ -542,6 +586,7 @@ def _sizes() -> str:
 @source_options
 @click.option("--states", default="completed,failed", show_default=True, help="States of the jobs, comma-separated.")
 @click.option("--since", type=moment, metavar="TIME", help="Only jobs that finished at this time (UTC) or later.")
+@brokers_option
 @spark_options
 @click.pass_context
 def snapshot_command(ctx: click.Context, /, *, lake: Lake, states: str, since: datetime | None, **options: Any) -> None:
@@ -550,11 +595,12 @@ def snapshot_command(ctx: click.Context, /, *, lake: Lake, states: str, since: d
 
     'replay' and 'backfill' use these copies for jobs that Redis has since removed.
     """
-    source = source_of(ctx, options)
+    sources = sources_of(ctx, options)
     spark = open_session(options)
     from bulltask.spark.repair import snapshot  # noqa: PLC0415 - slow
 
-    jobs = snapshot(spark, lake, source.options, states=parse_names(states, "--states"), since=since)
+    names = parse_names(states, "--states")
+    jobs = sum(snapshot(spark, lake, source.options, states=names, since=since) for source in sources)
     click.echo(f"{pluralize(jobs, 'job')} written to bronze.jobs")
 
 
@@ -565,6 +611,7 @@ def snapshot_command(ctx: click.Context, /, *, lake: Lake, states: str, since: d
     "--since", type=moment, metavar="TIME", required=True, help="Only gaps that end at this time (UTC) or later."
 )
 @click.option("--until", type=moment, metavar="TIME", required=True, help="Only gaps that begin before this time.")
+@brokers_option
 @spark_options
 @click.pass_context
 def backfill_command(ctx: click.Context, /, *, lake: Lake, since: datetime, until: datetime, **options: Any) -> None:
@@ -574,21 +621,24 @@ def backfill_command(ctx: click.Context, /, *, lake: Lake, since: datetime, unti
     only. Jobs that are neither in Redis nor in a snapshot cannot be added. Running the command again never adds
     a job twice.
     """
-    source = source_of(ctx, options)
+    sources = sources_of(ctx, options)
     if until <= since:
         raise click.UsageError("--until must be later than --since")
     lake.check()  # check before starting a JVM
     spark = open_session(options)
     from bulltask.spark.repair import backfill  # noqa: PLC0415 - slow
 
-    queues = None if source.queues == "*" else parse_names(source.queues, "--queues")
-    result = backfill(spark, lake, source.options, since=since, until=until, queues=queues)
-    click.echo(f"{pluralize(result.gaps, 'gap')} with at least {pluralize(result.lost, 'lost event')}")
-    if result.gaps:
-        click.echo(
-            f"{pluralize(result.examined, 'finished job')} examined, {result.jobs:,} added to silver.jobs; "
-            f"jobs were added for {pluralize(result.backfilled_gaps, 'gap')}"
-        )
+    for source in sources:
+        queues = None if source.queues == "*" else parse_names(source.queues, "--queues")
+        one = lake.of_broker(source.broker)
+        result = backfill(spark, one, source.options, since=since, until=until, queues=queues)
+        label = f"{source.broker}: " if source.broker else ""
+        click.echo(f"{label}{pluralize(result.gaps, 'gap')} with at least {pluralize(result.lost, 'lost event')}")
+        if result.gaps:
+            click.echo(
+                f"{pluralize(result.examined, 'finished job')} examined, {result.jobs:,} added to silver.jobs; "
+                f"jobs were added for {pluralize(result.backfilled_gaps, 'gap')}"
+            )
 
 
 _CELL_WIDTH = 60
@@ -601,6 +651,7 @@ _CELL_WIDTH = 60
 @click.option("--queue", help="Only jobs in this queue (default: all queues).")
 @click.option("--limit", type=click.IntRange(1), help="Maximum number of jobs (default: all).")
 @click.option("--yes", is_flag=True, help="Send the jobs.")
+@brokers_option
 @spark_options
 @click.pass_context
 def replay_command(
@@ -621,14 +672,16 @@ def replay_command(
 
     Example: --where "name = 'charge' and state = 'failed' and finished_at >= '2026-11-21 14:00'"
     """
-    source = source_of(ctx, options)
+    sources = sources_of(ctx, options)
     lake.check()  # check before starting a JVM
     spark = open_session(options)
     from bulltask.spark.replay import ReplaySelection, replay  # noqa: PLC0415 - slow
 
     selection = ReplaySelection(condition, queue, limit)
-    result = replay(spark, lake, source.options, selection, dry_run=not yes)
-    _show_replay(result)
+    for source in sources:
+        if source.broker:
+            click.echo(f"{source.broker}:")
+        _show_replay(replay(spark, lake.of_broker(source.broker), source.options, selection, dry_run=not yes))
 
 
 def _show_replay(result: ReplayResult) -> None:

@@ -259,7 +259,7 @@ def discover_queues(connection: Connection, options: ReadOptions, names: Iterabl
     if options.every:
         if names is None:
             names = connection.scan_all(partial(scan_queues, prefix))
-        candidates = [QueueKeys(prefix, name, options.app_name(name) or name) for name in sorted(names)]
+        candidates = list(map(options.stored_keys, sorted(names)))
     else:
         candidates = [options.keys(queue) for queue in options.queues]
     selected, skipped = dict[str, QueueKeys](), dict[str, str]()
@@ -270,7 +270,7 @@ def discover_queues(connection: Connection, options: ReadOptions, names: Iterabl
                 f"under the prefix {prefix!r} there are queues {selected[keys.queue].name!r} and {keys.name!r}, and "
                 f"both would have the name {keys.queue!r}; set queueHashTag=false to use BullMQ's names"
             )
-        if reason := _problem(keys, selected.get(keys.queue)) if options.skip_unsupported else None:
+        if reason := _problem(keys, selected.get(keys.queue), options) if options.skip_unsupported else None:
             skipped[keys.name] = reason
         else:
             selected[keys.queue] = keys
@@ -293,7 +293,7 @@ def log_skipped(skipped: Mapping[str, str]) -> None:
         _log.warning("[BULLTASK_QUEUE_SKIPPED] queue %s is not recorded: %s", queue.queue, queue.reason)
 
 
-def _problem(keys: QueueKeys, other: QueueKeys | None) -> str | None:
+def _problem(keys: QueueKeys, other: QueueKeys | None, options: ReadOptions) -> str | None:
     """Return why a lake cannot record a queue; ``other`` has the same name in bulltask."""
     if other is not None:
         return (
@@ -301,7 +301,7 @@ def _problem(keys: QueueKeys, other: QueueKeys | None) -> str | None:
             "and another --lake to record queues under BullMQ's names"
         )
     try:
-        check_queue_name(keys.queue)
+        check_queue_name(keys.queue.removeprefix(options.queue_prefix))
     except InvalidNameError as exc:
         return str(exc)
     return None

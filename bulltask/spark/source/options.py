@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, ClassVar, Final, Literal, TypedDict, TypeVar, cast
@@ -25,7 +25,7 @@ from bulltask.config.settings import ENV_PREFIX, Settings
 from bulltask.config.urls import SecretUrl, url
 from bulltask.jobs.errors import ConfigError, DecodeError, InvalidNameError, did_you_mean
 from bulltask.jobs.names import bullmq_name, check_queue_name, name_in_app
-from bulltask.lake.tables import FINISHED
+from bulltask.lake.tables import FINISHED, check_broker, queue_prefix
 from bulltask.spark.source.offsets import StartAt, StreamId
 from bulltask.transport.call import QueueKeys
 from bulltask.transport.scripts.queue import LISTS, SETS
@@ -44,10 +44,11 @@ __all__ = [
     "SourceOptions",
     "StreamOptions",
     "WriteOptions",
-    "app_name",
     "broker_options",
     "columns_of",
+    "config_of",
     "read_options",
+    "row_name",
     "table_of",
 ]
 
@@ -76,12 +77,33 @@ def broker_options(arguments: Mapping[str, Any]) -> dict[str, str]:
     It is resolved here because Spark plans reads in other processes, which have the environment that the JVM was
     started with. They would not see a ``BULLTASK_BROKER_URL`` that a program sets later.
     """
-    config = resolve_config({setting: arguments.get(name) for name, setting in _LOCATION.items()})
-    return {
-        "url": embedded.resolve_url(config.broker_url).get_secret_value(),
+    config = config_of(arguments)
+    named = {"broker": arguments["broker"]} if arguments.get("broker") else {}
+    return named | {
+        "url": config.broker_url.get_secret_value(),
         "prefix": config.prefix,
         "queueHashTag": str(config.queue_hash_tag).lower(),
     }
+
+
+def config_of(arguments: Mapping[str, Any]) -> Config:
+    """Return the settings with a function's arguments (`BrokerOptions`), and the URL resolved.
+
+    If ``broker`` names one, its settings are ``BULLTASK_EU_BROKER_URL``, ``BULLTASK_EU_PREFIX`` …
+    """
+    broker, given = arguments.get("broker"), {it: arguments.get(name) for name, it in _LOCATION.items()}
+    config = resolve_config(given, _environment_of(broker) if broker and given["broker_url"] is None else None)
+    return replace(config, broker_url=embedded.resolve_url(config.broker_url))
+
+
+def _environment_of(broker: str) -> dict[str, str]:
+    """Return the environment in which a named broker's settings are the settings; another broker's URL is not."""
+    own = f"{ENV_PREFIX}{check_broker(broker).upper().replace('-', '_')}_"
+    named = {ENV_PREFIX + name.removeprefix(own): text for name, text in os.environ.items() if name.startswith(own)}
+    urls = {f"{ENV_PREFIX}BROKER_URL", f"{ENV_PREFIX}BROKER_URL_FILE"}
+    if not urls & named.keys():
+        raise ConfigError(f"set {own}BROKER_URL, or {own}BROKER_URL_FILE, to the URL of the broker {broker!r}")
+    return {name: text for name, text in os.environ.items() if name not in urls} | named
 
 
 def resolve_config(overrides: Mapping[str, object], environ: Mapping[str, str] | None = None) -> Config:
@@ -246,6 +268,7 @@ OPTIONS: Final = (
     _O("url", "url", _ALL, optional(url), None, "URL of Redis; default: BULLTASK_BROKER_URL"),
     _O("prefix", "prefix", _ALL, optional(plain_text), None, "prefix of BullMQ's keys; default: BULLTASK_PREFIX"),
     _O("queueHashTag", "queue_hash_tag", _ALL, optional(flag), None, "store 'emails' as '{emails}'; default: true"),
+    _O("broker", "broker", _READS, check_broker, "", "name of the broker, such as eu: queue 'mail' becomes 'eu:mail'"),
     _O("queue", "queues", _READS, _queue_names, REQUIRED, "comma-separated names, or * for all queues"),
     _O("queue", "queue", _WRITES, optional(_queue_name), None, "the queue; default: the column 'queue'"),
     _O("skipUnsupportedQueues", "skip_unsupported", _READS, flag, False, "skip queues that a lake cannot record"),
@@ -290,20 +313,26 @@ class SourceOptions:
     operation: ClassVar[Operation]
     config: Config = field(repr=False)  # its URL may have a password
 
+    @property
+    def queue_prefix(self) -> str:
+        """How the names of queues begin in rows."""
+        return ""
+
     def keys(self, queue: str) -> QueueKeys:
         """Return the keys of a queue, given its name without the hash tag."""
-        return QueueKeys(self.config.prefix, self.bullmq_name(queue), queue)
+        return QueueKeys(self.config.prefix, self.bullmq_name(queue), self.queue_prefix + queue)
 
     def bullmq_name(self, queue: str) -> str:
         """Return BullMQ's name for a queue. Offsets contain it, so they stay valid when ``queueHashTag`` changes."""
-        return bullmq_name(queue, hash_tag=self.config.queue_hash_tag)
+        return bullmq_name(queue.removeprefix(self.queue_prefix), hash_tag=self.config.queue_hash_tag)
 
-    def app_name(self, stored_name: str) -> str | None:
-        """Return bulltask's name for a queue in Redis; ``None`` if bulltask has no name for it.
+    def row_name(self, stored_name: str) -> str:
+        """Return the name in rows of a queue in Redis; see :func:`row_name`."""
+        return self.queue_prefix + row_name(stored_name, hash_tag=self.config.queue_hash_tag)
 
-        With ``queueHashTag``, ``{emails}`` is ``emails``, and a queue ``emails`` without braces has no name.
-        """
-        return app_name(stored_name, hash_tag=self.config.queue_hash_tag)
+    def stored_keys(self, stored_name: str) -> QueueKeys:
+        """Return the keys of a queue, given BullMQ's name."""
+        return QueueKeys(self.config.prefix, stored_name, self.row_name(stored_name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,6 +340,7 @@ class ReadOptions(SourceOptions):
     """The options of every read.
 
     Attributes:
+        broker: The name of the broker; rows have it before the names of queues.
         queues: Unique queue names; empty for all queues.
         every: Whether all queues under the prefix are read.
         skip_unsupported: Whether queues that a lake cannot record are skipped.
@@ -318,11 +348,17 @@ class ReadOptions(SourceOptions):
         columns: The columns of the table if the reader has no schema; ``None`` for all.
     """
 
+    broker: str
     queues: tuple[str, ...]
     every: bool
     skip_unsupported: bool
     table: Table
     columns: tuple[str, ...] | None
+
+    @property
+    def queue_prefix(self) -> str:
+        """How the names of queues begin in rows."""
+        return queue_prefix(self.broker)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -392,11 +428,8 @@ class StreamOptions(ReadOptions):
         """Return where to begin with a queue (BullMQ's name); ``earliest`` if ``startingOffsets`` does not name it."""
         if isinstance(self.starting, str):
             return self.starting
-        # A queue without a name in bulltask has BullMQ's name, in the rows too.
-        queue_name = self.app_name(queue) or queue
-        named = (
-            start for name, start in self.starting.items() if queue_name == name or self.bullmq_name(name) == queue
-        )
+        row_queue = row_name(queue, hash_tag=self.config.queue_hash_tag)
+        named = (start for name, start in self.starting.items() if row_queue == name or self.bullmq_name(name) == queue)
         return next(named, "earliest")
 
 
@@ -414,12 +447,13 @@ class WriteOptions(SourceOptions):
     job_opts: Mapping[str, Any]
 
 
-def app_name(stored_name: str, *, hash_tag: bool) -> str | None:
-    """Return bulltask's name for a queue, given BullMQ's name; ``None`` if bulltask has no name for it."""
-    if not hash_tag:
-        return stored_name
+def row_name(stored_name: str, *, hash_tag: bool) -> str:
+    """Return a queue's name in rows, given BullMQ's name: with ``hash_tag``, ``{emails}`` is ``emails``.
+
+    A queue for which bulltask has no name, such as one without braces, keeps BullMQ's.
+    """
     inner = name_in_app(stored_name, hash_tag=hash_tag)
-    return next((name for name in (inner, stored_name) if bullmq_name(name, hash_tag=hash_tag) == stored_name), None)
+    return inner if bullmq_name(inner, hash_tag=hash_tag) == stored_name else stored_name
 
 
 def table_of(options: Mapping[str, str]) -> Table:

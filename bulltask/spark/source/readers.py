@@ -530,8 +530,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> Iterator[tuple[QueueKeys, StreamState | None, QueueOffset | None, QueueOffset]]:
         """Yield the queues of which a batch has rows, with the state of their streams, and the batch's offsets."""
         ends = {name: to for name, to in decode_offsets(end).items() if not is_unchanged(start.get(name), to)}
-        options = self._options
-        keys = [QueueKeys(options.config.prefix, name, options.app_name(name) or name) for name in ends]
+        keys = list(map(self._options.stored_keys, ends))
         for queue, state in zip(keys, self._states(connection, keys), strict=True):
             yield queue, state, start.get(queue.name), ends[queue.name]
 

@@ -249,7 +249,8 @@ def pipeline_status(lake: Lake, source: Mapping[str, str]) -> PipelineStatus:
             lags, skipped = _lags(connection, observed, {} if head is None else head.last_ids), observed.skipped
     except BulltaskError as exc:
         redis_error = str(exc)
-    return status_of(lake.root, head, lags, writer_pid=writer_pid(lake), redis_error=redis_error, skipped=skipped)
+    status = status_of(lake.root, head, lags, writer_pid=writer_pid(lake), redis_error=redis_error, skipped=skipped)
+    return replace(status, broker=lake.broker)
 
 
 def _lags(connection: Connection, observed: ObservedStreams, ends: Mapping[str, str]) -> dict[str, Lag]:

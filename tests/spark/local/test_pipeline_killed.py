@@ -42,6 +42,7 @@ from bulltask.spark import Pipeline
 from bulltask.spark.lake_tables import latest, read_table
 from bulltask.spark.pipeline import PipelineOptions
 from bulltask.testing.worker import wait_until
+from tests.conftest import ServerFactory
 from tests.spark.conftest import settings
 from tests.support.attached_driver import gateway_variables, release
 from tests.support.event_writing import write_events
@@ -284,6 +285,45 @@ def test_a_killed_driver_leaves_the_same_tables_as_an_uninterrupted_one(
     assert gold == gold_days(undisturbed)
     assert {name for name, _ in gold} == {table.name for table in GOLD}
     log.warning("equal: %d events, rows of gold %s", len(events), {key: len(rows) for key, rows in gold.items()})
+
+
+@pytest.mark.usefixtures("without_session_variable")
+def test_a_killed_driver_of_one_broker_does_not_disturb_the_pipeline_of_another(
+    spark: SparkSession,
+    broker_url: str,
+    redis_client: redis.Redis,
+    tmp_path: Path,
+    rng: random.Random,
+    server_factory: ServerFactory,
+) -> None:
+    limits: PipelineOptions = {"max_events_per_trigger": 300}
+    eu, us = (Lake(tmp_path / "lake", broker=name) for name in ("eu", "us"))
+    events, others = (history(rng.randrange(10**6), 24) for _ in range(2))
+    write_events(redis_client, events)
+    server = server_factory()
+    checkpoint = Pipeline(spark, eu, **limits).checkpoint
+    others.sort(key=lambda event: (event.event_ms, event.event_seq))
+    parts = others[:200], others[200:]
+    with redis.Redis.from_url(server.url, decode_responses=True) as client:
+        write_events(client, parts[0])
+        options: PipelineOptions = {**limits, "url": server.url, "trigger": "100 milliseconds"}
+        query = Pipeline(spark, us, **options).run()
+        try:
+            point = next(point for point in kill_points(rng) if point.pattern and "open_jobs" not in point.pattern)
+            run_and_kill(point, rng, eu, checkpoint, STREAM, broker_url, json.dumps({**limits, "broker": "eu"}))
+            log.warning("kill: %s; the lake of eu: %s", point.step, interrupted_step(eu, checkpoint)[1])
+            write_events(client, parts[1])
+            wait_until(lambda: sum(arrow_ids(us).values()) == len(others), 100, "all events of us, while eu is dead")
+        finally:
+            query.stop()
+    run_pipeline(spark, eu, broker_url, limits)
+    for lake, url, expected in ((eu, broker_url, events), (us, server.url, others)):
+        assert arrow_ids(lake) == Counter((f"{lake.broker}:{event.queue}", event.event_id) for event in expected)
+        alone = Lake(tmp_path / lake.broker, broker=lake.broker)
+        run_pipeline(spark, alone, url, limits)
+        for table in (ATTEMPTS, JOBS):
+            own = {row for row in rows(spark, lake, table) if f"{row[0]}".startswith(f"{lake.broker}:")}
+            assert own == rows(spark, alone, table)
 
 
 def test_a_killed_gold_build_leaves_old_or_new_rows_for_each_day(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -21,6 +22,7 @@ from bulltask.spark.source.options import (
     SourceOptions,
     StreamOptions,
     WriteOptions,
+    config_of,
     read_options,
     table_of,
 )
@@ -221,14 +223,39 @@ def test_redis_keys_follow_prefix_and_hash_tag_options() -> None:
     ("redis_name", "tagged", "bare"),
     [
         ("{emails}", "emails", "{emails}"),
-        ("emails", None, "emails"),
+        ("emails", "emails", "emails"),
         ("{a}b", "{a}b", "{a}b"),
         ("{a}-{b}", "{a}-{b}", "{a}-{b}"),
     ],
 )
-def test_a_discovered_queue_has_the_name_that_a_user_would_give(redis_name: str, tagged: str | None, bare: str) -> None:
-    assert jobs(queue="*").app_name(redis_name) == tagged
-    assert jobs(queue="*", queueHashTag="false").app_name(redis_name) == bare
+def test_a_discovered_queue_has_the_name_that_a_user_would_give(redis_name: str, tagged: str, bare: str) -> None:
+    assert jobs(queue="*").row_name(redis_name) == tagged
+    assert jobs(queue="*", queueHashTag="false").row_name(redis_name) == bare
+
+
+def test_rows_of_a_named_broker_have_its_name_before_that_of_the_queue() -> None:
+    options = jobs(queue="emails", broker="eu-west")
+    assert (options.keys("emails").queue, options.keys("emails").events) == ("eu-west:emails", "bull:{emails}:events")
+    assert options.row_name("{emails}") == "eu-west:emails"
+    assert options.bullmq_name("eu-west:emails") == options.bullmq_name("emails") == "{emails}"
+    with pytest.raises(ConfigError, match=r"option broker: the name must consist of a-z, 0-9 and '-'.* not 'EU:1'"):
+        jobs(queue="emails", broker="EU:1")
+
+
+def test_the_settings_of_a_named_broker_have_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("BULLTASK_BROKER_URL", "redis://other:1/0")
+    monkeypatch.setenv("BULLTASK_PREFIX", "all")
+    with pytest.raises(ConfigError, match=r"set BULLTASK_EU_WEST_BROKER_URL, or BULLTASK_EU_WEST_BROKER_URL_FILE"):
+        config_of({"broker": "eu-west"})
+    monkeypatch.setenv("BULLTASK_EU_WEST_BROKER_URL", "redis://:secret@eu:2/0")
+    assert config_of({"broker": "eu-west"}).prefix == "all"
+    monkeypatch.setenv("BULLTASK_EU_WEST_PREFIX", "own")
+    config = config_of({"broker": "eu-west"})
+    assert (config.broker_url.get_secret_value(), config.prefix) == ("redis://:secret@eu:2/0", "own")
+    (tmp_path / "url").write_text("redis://us:3/0\n")
+    monkeypatch.setenv("BULLTASK_US_BROKER_URL_FILE", str(tmp_path / "url"))
+    assert config_of({"broker": "us"}).broker_url.get_secret_value() == "redis://us:3/0"
+    assert config_of({"broker": "us", "url": "redis://given:4/0"}).broker_url.get_secret_value() == "redis://given:4/0"
 
 
 def test_options_override_the_environment_which_overrides_defaults() -> None:

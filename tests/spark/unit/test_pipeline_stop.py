@@ -78,7 +78,7 @@ def pipeline(tmp_path: Path) -> Pipeline:
 
 
 def set_running_query(monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline, query: FakeQuery) -> None:
-    running: Any = {pipeline.lake.root: (query, None)}
+    running: Any = {(pipeline.lake.root, ""): (query, None)}
     monkeypatch.setattr(module, "_RUNNING_QUERIES", running)
 
 
