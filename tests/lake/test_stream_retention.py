@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from bulltask.cli.main import main
 from bulltask.cli.pipeline import COMMANDS
-from bulltask.lake.status import retention_examples
+from bulltask.lake.status import BYTES_PER_EVENT, retention_examples
 from bulltask.transport.streams import RetentionNeed, StreamRetention, busiest_rate, recommended_length
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "how-to" / "pipeline.md"
@@ -62,3 +62,23 @@ def test_the_documentation_and_the_doctor_have_the_same_numbers() -> None:
 def test_every_command_of_the_pipeline_is_documented() -> None:
     documented = set(re.findall(r"^\| `([\w-]+)` \|", PAGE.read_text(), re.MULTILINE))
     assert COMMANDS.keys() - documented == set()
+
+
+def test_the_numbers_for_a_billion_events_a_day_are_computed_from_the_measured_ones() -> None:
+    """A batch writes two files of events (of two tasks), and one of attempts, of jobs and of open jobs."""
+    text = (PAGE.parent.parent / "explanation" / "scaling.md").read_text().partition("a billion events a day\n")[2]
+    rows = dict(line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| "))
+    mean, batches, queues = 1e9 / 86_400, 86_400 // 5, 200
+    ring = recommended_length(2 * mean / queues, RetentionNeed(5, 2, outage_s=900))
+    puts, gets = (int(number) for number in re.findall(r"[*](\d+)[*]", rows["requests to S3 in a batch: PUT, GET"]))
+    bronze, silver = re.findall(r"[*](\d+)[*]", rows["bytes of an event in bronze, of a row of silver"])
+    assert rows == {
+        **rows,
+        "events/s: average, busiest minute": f"{mean:,.0f}, {2 * mean:,.0f}",
+        "CPU time for 100,000 events; cores in the busiest minute": f"*1.31 s*; {1.31 * 2 * mean / 1e5:.2f}",
+        "batches, commits and files a day, before `maintain`": f"{batches:,}, {4 * batches:,}, {5 * batches:,}",
+        "`maxLen` of each queue for an outage of 15 minutes": f"{ring:,}",
+        f"Redis' memory for these events, of *{BYTES_PER_EVENT}* bytes each": f"{queues * ring * 61 / 1e9:.2f} GB",
+        "the lake's growth a day, of 4.16 events per job": f"{int(bronze) + 2 * int(silver) / 4.16:.0f} GB",
+        "their price a day, at $5 and $0.40 a million": f"${batches * (5 * puts + 0.4 * gets) / 1e6:.2f}",
+    }
