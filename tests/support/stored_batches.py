@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -23,7 +24,7 @@ from bulltask.spark.source import columns
 from bulltask.spark.source.offsets import encode_offsets
 from tests.support.lifecycle_oracle import LifecycleEvent
 
-__all__ = ["StoredBatches", "event_batches", "ids_of", "rows_of"]
+__all__ = ["StoredBatches", "assert_has_sent", "event_batches", "ids_of", "rows_as_text", "rows_of"]
 
 
 def event_batches(events: Iterable[LifecycleEvent]) -> list[pa.RecordBatch]:
@@ -83,6 +84,19 @@ def rows_of(lake: Lake, table: Table) -> pa.Table:
 
     rows = DeltaTable(lake.location(table), storage_options=lake._options or None).to_pyarrow_table()
     return latest_rows(rows, table) if table in {ATTEMPTS, JOBS} else rows
+
+
+def rows_as_text(lake: Lake, table: Table) -> Counter[str]:
+    """Return the rows of a table as texts, to be compared with those of another lake."""
+    rows = rows_of(lake, table)
+    return Counter(repr(row) for row in rows.select(sorted(rows.column_names)).to_pylist())
+
+
+def assert_has_sent(lake: Lake, events: Sequence[LifecycleEvent]) -> None:
+    """Assert that ``bronze.events`` has these events, once each, in all their fields."""
+    names = [*asdict(events[0]), "event_id"]
+    sent = Counter(repr(asdict(event) | {"event_id": event.event_id}) for event in events)
+    assert Counter(map(repr, rows_of(lake, EVENTS).select(names).to_pylist())) == sent
 
 
 def ids_of(lake: Lake) -> list[tuple[str, str]]:
