@@ -36,9 +36,10 @@ from bulltask.lake.tables import (
     JOBS,
     SLO_DAY,
     TASK_MINUTE,
+    Table,
 )
 from bulltask.spark import Pipeline
-from bulltask.spark.lake_tables import read_table
+from bulltask.spark.lake_tables import latest, read_table
 from bulltask.spark.pipeline import PipelineOptions
 from bulltask.testing.worker import wait_until
 from tests.conftest import ServerFactory
@@ -192,6 +193,17 @@ def kill_points(rng: random.Random) -> Iterator[KillPoint]:
     """Yield all kill points in random order, repeatedly."""
     while True:
         yield from rng.sample(KILL_POINTS, len(KILL_POINTS))
+
+
+def arrow_ids(lake: Lake) -> Counter[tuple[str, str]]:
+    rows = TableReader(lake).rows(EVENTS, columns=["queue", "event_id"])
+    return Counter((row["queue"], row["event_id"]) for row in rows)
+
+
+def rows(spark: SparkSession, lake: Lake, table: Table) -> set[tuple[object, ...]]:
+    """Return the latest row of each key."""
+    current = latest(read_table(spark, lake, table), table).toArrow()
+    return set(zip(*(column.to_pylist() for column in current.columns), strict=True))
 
 
 def gold_days(lake: Lake) -> dict[tuple[str, str], list[str]]:
