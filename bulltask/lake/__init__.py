@@ -27,16 +27,11 @@ __all__ = [
 ]
 
 _MODULES: Final = {
-    "AttemptCount": "bulltask.lake.history",
-    "History": "bulltask.lake.history",
-    "JobCount": "bulltask.lake.history",
-    "JobHistory": "bulltask.lake.records",
-    "JobPage": "bulltask.lake.records",
-    "LatencyPoint": "bulltask.lake.history",
-    "AttemptRecord": "bulltask.lake.records",
-    "EventRecord": "bulltask.lake.records",
-    "JobRecord": "bulltask.lake.records",
-    "SnapshotRecord": "bulltask.lake.records",
+    **dict.fromkeys(("AttemptCount", "History", "JobCount", "LatencyPoint"), "bulltask.lake.history"),
+    **dict.fromkeys(
+        ("AttemptRecord", "EventRecord", "JobHistory", "JobPage", "JobRecord", "SnapshotRecord"),
+        "bulltask.lake.records",
+    ),
 }
 """The module of each public name."""
 

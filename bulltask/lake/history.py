@@ -389,12 +389,9 @@ class History:
         column = f"{metric}_ms"
         read = partial(_duration_histograms, column=column, every=every)
         histograms = self._scan_ended(query, read, ["ended_at", column], ds.field(column).is_valid())
-        total = histograms.pop(None, None)
-        points = (
-            [(query.since, total)]
-            if total
-            else sorted((at, durations) for at, durations in histograms.items() if at is not None)
-        )
+        points = [(at or query.since, durations) for at, durations in histograms.items()]  # no `at`: the whole period
+        if every is not None:
+            points.sort(key=operator.itemgetter(0))
         return [
             LatencyPoint(at, durations.total(), {value: _percentile(durations, value) for value in percentiles})
             for at, durations in points
@@ -404,13 +401,8 @@ class History:
         self, query: JobQuery, read: Callable[[Iterator[Any]], T], columns: Sequence[str], condition: Any
     ) -> T:
         """Read the attempts that match a query and a condition, and have ended."""
-        where = ds.field("ended_at").is_valid() & condition
-        if query.since is not None:
-            where &= ds.field("ended_at") >= _time(query.since)
-        if query.until is not None:
-            where &= ds.field("ended_at") < _time(query.until)
-        if query.name is not None:
-            where &= ds.field("name") == query.name
+        ended = ds.field("ended_at")
+        where = reduce(operator.and_, _conditions(query, ended), ended.is_valid() & condition)
         days = [day for day in self._reader.days(ATTEMPTS) if query.includes(day)]
         return self._reader.scan(ATTEMPTS, days, read, columns=columns, where=where, queue=query.queue)
 
@@ -579,23 +571,25 @@ def _first_rows(batches: Iterator[Any], max_rows: int) -> list[Row]:
 
 def _expression(query: JobQuery, after: SearchPosition | None) -> Any:
     """Return the filters as an Arrow expression; ``None`` for all rows."""
-    seen, parts = seen_expression(), list[Any]()
-    for column, value in (
-        ("name", query.name),
-        ("state", query.state),
-        ("error_fingerprint", query.error_fingerprint),
-    ):
+    parts = [*_conditions(query, seen_expression())]
+    for column, value in (("state", query.state), ("error_fingerprint", query.error_fingerprint)):
         if value is not None:
             parts.append(ds.field(column) == value)
     if query.text is not None:
         parts.append(pc.match_substring(ds.field("failed_reason"), query.text, ignore_case=True))
-    if query.since is not None:
-        parts.append(seen >= _time(query.since))
-    if query.until is not None:
-        parts.append(seen < _time(query.until))
     if after is not None:
         parts.append(_after(after))
     return reduce(operator.and_, parts) if parts else None
+
+
+def _conditions(query: JobQuery, at: Any) -> Iterator[Any]:
+    """Yield expressions for the filters of jobs and attempts alike; ``at`` is the time that is in the period."""
+    if query.name is not None:
+        yield ds.field("name") == query.name
+    if query.since is not None:
+        yield at >= _time(query.since)
+    if query.until is not None:
+        yield at < _time(query.until)
 
 
 def _after(after: SearchPosition) -> Any:
@@ -699,12 +693,8 @@ def _count_part(
 
 def _count_rows(table: Any, query: JobQuery) -> Counter[tuple[str, str | None, str]]:
     """Count the rows that match a query."""
-    for condition in (
-        None if query.since is None else pc.field("seen_at") >= _time(query.since),
-        None if query.until is None else pc.field("seen_at") < _time(query.until),
-        None if query.name is None else pc.field("name") == query.name,
-    ):
-        table = table if condition is None else table.filter(condition)
+    for condition in _conditions(query, ds.field("seen_at")):
+        table = table.filter(condition)
     totals = table.group_by(["queue", "name", "state"]).aggregate([([], "count_all")]).to_pylist()
     return Counter({(row["queue"], row["name"], row["state"]): row["count_all"] for row in totals})
 
@@ -728,12 +718,8 @@ def _duration_histograms(
         buckets = pc.if_else(pc.less(batch[column], 1), ZERO, buckets)
         periods = pa.nulls(len(buckets), pa.timestamp("us", tz="UTC"))
         periods = periods if every is None else pc.floor_temporal(batch["ended_at"], unit=every)
-        table = (
-            pa.table({"period": periods, "bucket": buckets})
-            .group_by(["period", "bucket"])
-            .aggregate([([], "count_all")])
-        )
-        for row in table.to_pylist():
+        table = pa.table({"period": periods, "bucket": buckets})
+        for row in table.group_by(["period", "bucket"]).aggregate([([], "count_all")]).to_pylist():
             moment = row["period"] and row["period"].astimezone(UTC)
             histograms[moment][row["bucket"]] += row["count_all"]
     return dict(histograms)

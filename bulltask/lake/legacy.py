@@ -186,20 +186,10 @@ def _convert_state(lake: Lake) -> None:
         return
     if stored.get("version") != 1:
         raise DecodeError(f"{lake.internal('head.json')} has version {stored.get('version')!r}, not 1")
-    record = BatchRecord(
-        number=stored["number"],
-        written_ms=stored["written_ms"],
-        newest_event_ms=stored["newest_event_ms"],
-        queues={queue: QueueRecord(**values) for queue, values in stored["queues"].items()},
-        last_ids=stored["last_ids"],
-        lost=stored["lost"],
-        attempts=stored["attempts"],
-        jobs=stored["jobs"],
-        open_job_events=stored["open_job_events"],
-        idle_since_ms=stored["oldest_open_event_ms"],  # the last events of the open jobs are not older
-        steps_ms=stored["steps_ms"],
-        queries=stored.get("queries", {}),
-    )
+    known = {name: stored[name] for name in BatchRecord.__dataclass_fields__ if name in stored}
+    known["queues"] = {queue: QueueRecord(**values) for queue, values in stored["queues"].items()}
+    known["idle_since_ms"] = stored["oldest_open_event_ms"]  # the last events of the open jobs are not older
+    record = BatchRecord(**known)
     written: list[DataFile] = []
     if stored["open_jobs_ingest_id"] is not None:
         schema = arrow_schema(OPEN_EVENTS)

@@ -18,10 +18,10 @@ from bulltask.lake.report.data import (
     UNKNOWN,
     Axis,
     Period,
+    ReportData,
     by_queue,
     by_task,
     incomplete_minutes,
-    read,
 )
 from bulltask.lake.report.page import notes
 from bulltask.lake.storage import Lake
@@ -74,7 +74,7 @@ def test_the_headline_without_a_price_shows_the_worker_time(lake: LakeBuilder) -
 def test_a_tasks_percentiles_are_computed_across_all_minutes(lake: LakeBuilder) -> None:
     rows = [task_minute("10:00", waits=[10] * 99, runs=[1]), task_minute("10:01", waits=[40_000], runs=[1])]
     lake.gold("task_minute", rows)
-    [task] = by_task(read(lake.lake, DAY))
+    [task] = by_task(ReportData(lake.lake, DAY))
     assert (task.wait(0.5), task.wait(0.99)) == (10, 10)
     assert task.wait(1.0) == pytest.approx(40_000, rel=0.01)
 
@@ -145,19 +145,19 @@ def test_tasks_after_the_fourteenth_are_added_up_in_one_row(lake: LakeBuilder) -
 
 def test_a_task_in_two_queues_is_named_with_its_queue(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", queue=queue, finished=1) for queue in ("a", "b")])
-    assert sorted(task.label for task in by_task(read(lake.lake, DAY))) == ["send (a)", "send (b)"]
+    assert sorted(task.label for task in by_task(ReportData(lake.lake, DAY))) == ["send (a)", "send (b)"]
 
 
 def test_a_row_without_a_task_name_counts_only_if_attempts_ran(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", None, complete=False), task_minute("10:00", finished=1)])
-    assert [task.label for task in by_task(read(lake.lake, DAY))] == ["send"]
+    assert [task.label for task in by_task(ReportData(lake.lake, DAY))] == ["send"]
     lake.gold("task_minute", [task_minute("10:01", None, runs=[5])])
-    assert {task.label: task.run(0.5) for task in by_task(read(lake.lake, DAY))} == {"send": None, UNKNOWN: 5}
+    assert {task.label: task.run(0.5) for task in by_task(ReportData(lake.lake, DAY))} == {"send": None, UNKNOWN: 5}
 
 
 def test_objectives_of_several_days_are_combined(lake: LakeBuilder) -> None:
     lake.gold("slo_day", [slo_row("2026-11-21", 1000), slo_row("2026-11-22", 985, complete=False)])
-    objectives = sections.objectives(read(lake.lake, period("2026-11-21..2026-11-22")))
+    objectives = sections.objectives(ReportData(lake.lake, period("2026-11-21..2026-11-22")))
     [row] = as_dicts(sections.table_of(sections.ObjectiveResult, objectives))
     assert (row["measured"], row["good"], row["complete"]) == (2000, 1985, False)
     assert row["error_budget_remaining"] == pytest.approx(1 - (15 / 2000) / 0.01)
@@ -166,13 +166,13 @@ def test_objectives_of_several_days_are_combined(lake: LakeBuilder) -> None:
 def test_the_objective_with_the_lowest_budget_comes_first(lake: LakeBuilder) -> None:
     rows = [{**slo_row("2026-11-22", good), "name": name} for name, good in (("fine", 1000), ("over", 900))]
     lake.gold("slo_day", rows)
-    result = as_dicts(sections.table_of(sections.ObjectiveResult, sections.objectives(read(lake.lake, DAY))))
+    result = as_dicts(sections.table_of(sections.ObjectiveResult, sections.objectives(ReportData(lake.lake, DAY))))
     assert [(row["name"], round(row["error_budget_remaining"], 2)) for row in result] == [("over", -9.0), ("fine", 1.0)]
 
 
 def test_costs_of_several_days_are_added_up(lake: LakeBuilder) -> None:
     lake.gold("cost_day", [cost_row("2026-11-21"), cost_row("2026-11-22"), cost_row("2026-11-22", "free", None)])
-    paid, free = sections.costs(read(lake.lake, period("2026-11-21..2026-11-22")))
+    paid, free = sections.costs(ReportData(lake.lake, period("2026-11-21..2026-11-22")))
     assert (paid.jobs, paid.cost, paid.per_job, paid.wasted) == (200, Decimal(3), Decimal("0.015"), 0.25)
     assert (free.name, free.cost, free.per_job) == ("free", None, None)
 
@@ -224,7 +224,7 @@ def test_a_queues_means_are_computed_across_all_minutes(lake: LakeBuilder) -> No
         queue_minute("10:03", finished_or_removed=6, backlog_delta=-6),
     ]
     lake.gold("capacity_minute", rows)
-    data = read(lake.lake, DAY)
+    data = ReportData(lake.lake, DAY)
     assert data.axis
     [queue] = by_queue(data, data.axis.minutes)
     assert (queue.added, queue.finished_or_removed, queue.backlog, queue.busy_mean) == (10, 10, 0, 0.75)
@@ -265,7 +265,7 @@ def gap(after: str | None, first: str | None, detected: str, **values: Any) -> d
 def test_minutes_incomplete_in_both_gaps_and_gold_are_counted_once(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:01", complete=False), task_minute("10:07", complete=False)])
     lake.gaps([gap("22 10:00", "22 10:02", "22 10:03")])
-    incomplete = incomplete_minutes(read(lake.lake, DAY))
+    incomplete = incomplete_minutes(ReportData(lake.lake, DAY))
     begin = int(at("2026-11-22 10:00").timestamp()) // 60
     assert {queue: sorted(minutes) for queue, minutes in incomplete.items()} == {
         "mail": [begin, begin + 1, begin + 2, begin + 7]
@@ -288,7 +288,7 @@ def test_only_the_minutes_of_a_gap_on_the_reported_day_count(
     lake: LakeBuilder, times: tuple[str | None, str | None, str], minutes: int
 ) -> None:
     lake.gold("task_minute", [task_minute("10:00", finished=1)]).gaps([gap(*times)])
-    data = read(lake.lake, DAY)
+    data = ReportData(lake.lake, DAY)
     assert sum(map(len, incomplete_minutes(data).values())) == minutes
     assert len(data.gaps) == (minutes > 0)
 
@@ -314,7 +314,7 @@ def test_backfilled_jobs_are_shown_with_their_gap(lake: LakeBuilder) -> None:
         {"last_id_before": "other", "backfilled_jobs": 9, **backfill},
     ]
     lake.write(BACKFILLS, rows)
-    assert [row["backfilled_jobs"] for row in as_dicts(sections.gaps(read(lake.lake, DAY)))] == [3]
+    assert [row["backfilled_jobs"] for row in as_dicts(sections.gaps(ReportData(lake.lake, DAY)))] == [3]
 
 
 def test_an_alert_lists_days_without_gold_with_the_command_to_build_them(lake: LakeBuilder) -> None:
@@ -353,7 +353,7 @@ def test_the_alerts_for_an_unbuilt_day_name_the_command_to_build_it(lake: LakeBu
 
 def test_a_report_without_a_lake_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LakeError, match="there is no lake"):
-        read(Lake(tmp_path / "missing"), DAY)
+        ReportData(Lake(tmp_path / "missing"), DAY)
 
 
 def load_rows(queue: str, rate: int) -> tuple[Sequence[dict[str, Any]], Sequence[dict[str, Any]]]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bulltask.lake.report import sections
-from bulltask.lake.report.data import Period, ReportData, by_task, read
+from bulltask.lake.report.data import Period, ReportData, by_task
 from tests.support.gold import queue_minute, task_minute
 from tests.support.lake import LakeBuilder, at
 from tests.support.lake_report import DAY, period
@@ -22,7 +22,7 @@ def lake(tmp_path: Path) -> LakeBuilder:
 
 
 def data(lake: LakeBuilder, days: Period = DAY) -> ReportData:
-    return read(lake.lake, days)
+    return ReportData(lake.lake, days)
 
 
 def column(table: sections.ReportTable, name: str) -> list[Any]:

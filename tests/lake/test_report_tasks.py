@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.lake.report.data import MAX_TASKS, TaskAggregate, by_task, read, top_with_others
+from bulltask.lake.report.data import MAX_TASKS, ReportData, TaskAggregate, by_task, top_with_others
 from tests.support.gold import task_minute
 from tests.support.lake import LakeBuilder, at
 from tests.support.lake_report import DAY, build_report, period, values
@@ -16,7 +16,7 @@ def test_attempts_with_every_outcome_are_counted(lake: LakeBuilder) -> None:
     ends: dict[str, Any] = {"completed": 1, "failed": 2, "requeued": 3, "stalled": 4, "waiting_children": 5}
     rows = [task_minute("10:00", f"t{n:02}", queue=f"q{n % 2}", **ends) for n in range(MAX_TASKS + 2)]
     lake.gold("task_minute", rows)
-    shown = top_with_others(by_task(read(lake.lake, DAY)), TaskAggregate.combine)
+    shown = top_with_others(by_task(ReportData(lake.lake, DAY)), TaskAggregate.combine)
     assert [(task.queue, task.attempts) for task in shown[:2]] == [("q0", 15), ("q1", 15)]
     assert (shown[-1].label, shown[-1].queue, shown[-1].attempts) == ("3 others", None, 45)
     assert len(shown) == MAX_TASKS
@@ -24,7 +24,7 @@ def test_attempts_with_every_outcome_are_counted(lake: LakeBuilder) -> None:
 
 def test_a_task_without_activity_has_no_line(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", finished=1), task_minute("10:00", "idle")])
-    assert read(lake.lake, DAY).shown == [("mail", "send")]
+    assert ReportData(lake.lake, DAY).shown == [("mail", "send")]
 
 
 def test_a_concurrency_is_recommended_for_the_day_with_the_most_work(lake: LakeBuilder) -> None:

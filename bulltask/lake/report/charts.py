@@ -7,7 +7,6 @@ screens.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,7 +14,7 @@ from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 from bulltask.lake.formatting import Unit, format_value, shorten
-from bulltask.lake.log_histogram import merge_histograms, percentile
+from bulltask.lake.log_histogram import percentile
 from bulltask.lake.report.data import (
     MAX_SERIES,
     Axis,
@@ -56,15 +55,11 @@ def percentiles(
 
     With ``others``, the last line combines all tasks without a separate line.
     """
-    counts: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-    columns = (histograms.over_time[name].to_pylist() for name in ("line", "at", "bucket", "count"))
-    for line, at, bucket, count in zip(*columns, strict=True):
-        counts[line, axis.index(at)].append((bucket, count))
-    last = len(labels) - 1
+    times, last = range(axis.start, axis.start + axis.minutes, axis.step), len(labels) - 1
     return [
         Series(
             label,
-            [percentile(merge_histograms([counts.get((line, point))]), quantile) for point in range(axis.points)],
+            [percentile(histograms.over_time.get((line, at), {}), quantile) for at in times],
             others=others and line == last,
         )
         for line, label in enumerate(labels)

@@ -19,7 +19,7 @@ import pyarrow.dataset as ds
 from bulltask.jobs.errors import ConfigError
 from bulltask.lake.formatting import Unit, shorten
 from bulltask.lake.log_histogram import Histogram, merge_histograms, percentile
-from bulltask.lake.reader import GapRow, TableReader, find_gaps, half_built_days
+from bulltask.lake.reader import TableReader, find_gaps, half_built_days
 from bulltask.lake.storage import Lake, arrow_schema
 from bulltask.lake.tables import ATTEMPTS, CAPACITY_MINUTE, COST_DAY, ERRORS_DAY, EVENTS, SLO_DAY, TASK_MINUTE, Table
 
@@ -39,7 +39,6 @@ __all__ = [
     "by_queue",
     "by_task",
     "incomplete_minutes",
-    "read",
     "sums",
     "top_with_others",
 ]
@@ -163,17 +162,16 @@ class Axis:
 class DurationHistograms:
     """Histograms of durations (:mod:`bulltask.lake.log_histogram`), of each task and over time.
 
-    ``over_time`` is a table with ``line`` (an index of ``ReportData.shown``, or the next index for all other tasks),
-    ``at`` (a minute of the axis), ``bucket``, ``count``.
+    The key of ``over_time`` is an index of ``ReportData.shown``, or the next index for all other tasks, and a minute of
+    the axis.
     """
 
-    by_task: Mapping[TaskKey, Mapping[int, int]]
-    over_time: Any
+    by_task: defaultdict[TaskKey, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    over_time: defaultdict[tuple[int, int], Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
 
 
-@dataclass(slots=True)
 class ReportData:
-    """The data of a period, aggregated for a report.
+    """The data of a period, read from a lake and aggregated for a report.
 
     Attributes:
         period: The period.
@@ -193,48 +191,27 @@ class ReportData:
         built_at: When the gold tables of the last day were written; ``None`` if there are none.
     """
 
-    period: Period
-    axis: Axis | None
-    tasks: Any
-    shown: list[TaskKey]
-    waits: DurationHistograms
-    runs: DurationHistograms
-    queues: Any
-    errors: list[Row] = field(default_factory=list)
-    slos: list[Row] = field(default_factory=list)
-    costs: list[Row] = field(default_factory=list)
-    gaps: list[GapRow] = field(default_factory=list)
-    incomplete: Mapping[str, set[int]] = field(default_factory=dict)
-    unbuilt: list[date] = field(default_factory=list)
-    day_range: tuple[date, date] | None = None
-    built_at: datetime | None = None
-
-
-def read(lake: Lake, period: Period) -> ReportData:
-    """Read the data of a period."""
-    reader = TableReader(lake)
-    axis, incomplete = _axis_and_losses(reader, period)
-    step = axis.step if axis else 1
-    tasks = _over_time(reader, TASK_MINUTE, period, step, ["queue", "name"], sums(*_TASK_SUMS))
-    shown = _shown(tasks)
-    days_with_events, built_days = {*reader.days(EVENTS), *reader.days(ATTEMPTS)}, {*reader.days(TASK_MINUTE)}
-    all_days = days_with_events | built_days
-    return ReportData(
-        period,
-        axis,
-        tasks,
-        shown,
-        *_histograms(reader, period, step, shown),
-        _over_time(reader, CAPACITY_MINUTE, period, step, ["queue"], _QUEUE_AGGREGATES),
-        errors=_rows(reader, ERRORS_DAY, period),
-        slos=_rows(reader, SLO_DAY, period),
-        costs=_rows(reader, COST_DAY, period),
-        gaps=find_gaps(lake, since=period.span[0], until=period.span[1], queues=period.queues or None),
-        incomplete=incomplete,
-        unbuilt=[day for day in period.days if day in days_with_events - built_days | {*half_built_days(lake)}],
-        day_range=(min(all_days), max(all_days)) if all_days else None,
-        built_at=_built_at(lake, period),
-    )
+    def __init__(self, lake: Lake, period: Period) -> None:
+        reader = TableReader(lake)
+        axis, incomplete = _axis_and_losses(reader, period)
+        step = axis.step if axis else 1
+        self.period = period
+        self.axis = axis
+        self.incomplete = incomplete
+        self.tasks = _over_time(reader, TASK_MINUTE, period, step, ["queue", "name"], sums(*_TASK_SUMS))
+        self.shown = _shown(self.tasks)
+        waits, runs = _histograms(reader, period, step, self.shown)
+        self.waits = waits
+        self.runs = runs
+        self.queues = _over_time(reader, CAPACITY_MINUTE, period, step, ["queue"], _QUEUE_AGGREGATES)
+        self.errors = _rows(reader, ERRORS_DAY, period)
+        self.slos = _rows(reader, SLO_DAY, period)
+        self.costs = _rows(reader, COST_DAY, period)
+        self.gaps = find_gaps(lake, since=period.span[0], until=period.span[1], queues=period.queues or None)
+        with_events, built = {*reader.days(EVENTS), *reader.days(ATTEMPTS)}, {*reader.days(TASK_MINUTE)}
+        self.unbuilt = [day for day in period.days if day in with_events - built | {*half_built_days(lake)}]
+        self.day_range = (min(with_events | built), max(with_events | built)) if with_events | built else None
+        self.built_at = _built_at(lake, period)
 
 
 def busiest_day(lake: Lake, data: ReportData) -> tuple[list[Row], list[Row]]:
@@ -253,7 +230,7 @@ def busiest_day(lake: Lake, data: ReportData) -> tuple[list[Row], list[Row]]:
     reader, period = TableReader(lake), Period(day, day, data.period.queues)
     tasks = next(_days(reader, TASK_MINUTE, period, _LOAD)).to_pylist()
     queues = next(_days(reader, CAPACITY_MINUTE, period, ["queue", "minute", "busy_slots", "peak_slots"]))
-    runs = dict(_histograms(reader, period, 1440, [])[1].by_task)
+    runs = _histograms(reader, period, 1440, [])[1].by_task
     for row in tasks:
         row["run_histogram_ms"] = runs.pop((row["queue"], row["name"]), None)
     return tasks, queues.to_pylist()
@@ -333,8 +310,7 @@ def _histograms(
     reader: TableReader, period: Period, step: int, shown: list[TaskKey]
 ) -> tuple[DurationHistograms, DurationHistograms]:
     """Return the histograms of wait and run times."""
-    totals: tuple[defaultdict[TaskKey, Counter[int]], ...] = (defaultdict(Counter), defaultdict(Counter))
-    parts: tuple[list[Any], list[Any]] = ([], [])
+    waits, runs = DurationHistograms(), DurationHistograms()
     for day in _days(reader, TASK_MINUTE, period, ["queue", "name", "minute", "wait_histogram_ms", "run_histogram_ms"]):
         names = pc.binary_join_element_wise(day["queue"], pc.fill_null(day["name"], _NULL), _NULL)
         tasks = names.combine_chunks().dictionary_encode()
@@ -342,12 +318,12 @@ def _histograms(
         keys = [(queue, None if name == _NULL else name) for queue, name in pairs]
         lines = pa.array([shown.index(key) if key in shown else len(shown) for key in keys], pa.int32())
         rows = pa.table({"task": tasks.indices, "line": lines.take(tasks.indices), "at": _with_steps(day, step)["at"]})
-        for index, column in enumerate(("wait_histogram_ms", "run_histogram_ms")):
+        for histograms, column in ((waits, "wait_histogram_ms"), (runs, "run_histogram_ms")):
             flat = _flatten(rows, day[column])
             for row in aggregated(flat, ["task", "bucket"], sums("count")).to_pylist():
-                totals[index][keys[row["task"]]][row["bucket"]] += row["count"]
-            parts[index].append(aggregated(flat, ["line", "at", "bucket"], sums("count")))
-    waits, runs = (DurationHistograms(dict(totals[index]), pa.concat_tables(parts[index])) for index in (0, 1))
+                histograms.by_task[keys[row["task"]]][row["bucket"]] += row["count"]
+            for row in aggregated(flat, ["line", "at", "bucket"], sums("count")).to_pylist():
+                histograms.over_time[row["line"], row["at"]][row["bucket"]] += row["count"]
     return waits, runs
 
 
@@ -458,10 +434,10 @@ def by_task(data: ReportData) -> list[TaskAggregate]:
     counted = {key: count for key, count in counts.items() if key[1] is not None or any(count.values())}
     uses = Counter(name for _, name in counted)
     aggregates = []
-    for (queue, name), count in counted.items():
+    for key, count in counted.items():
+        queue, name = key
         label = shorten(name or UNKNOWN) + (f" ({shorten(queue)})" if uses[name] > 1 else "")
-        waits, runs = (durations.by_task.get((queue, name), {}) for durations in (data.waits, data.runs))
-        aggregates.append(TaskAggregate([(queue, name)], label, count, waits, runs))
+        aggregates.append(TaskAggregate([key], label, count, data.waits.by_task[key], data.runs.by_task[key]))
     return sorted(aggregates, key=lambda task: (-task.counts["busy_ms"], -task.attempts, task.label))
 
 

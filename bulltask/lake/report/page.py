@@ -6,7 +6,7 @@ import base64
 import hashlib
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache, partial
 from importlib.resources import files
@@ -16,7 +16,7 @@ from bulltask.lake.capacity import Estimate
 from bulltask.lake.formatting import Unit, format_value, one_line, pluralize, shorten
 from bulltask.lake.reader import TableReader, check_queues, known_queues, normalize_queue
 from bulltask.lake.report import sections
-from bulltask.lake.report.charts import Chart, Ranges, backlog, bands, busy, percentiles, ranges, rates
+from bulltask.lake.report.charts import Chart, backlog, bands, busy, percentiles, ranges, rates
 from bulltask.lake.report.data import (
     Axis,
     Period,
@@ -27,10 +27,9 @@ from bulltask.lake.report.data import (
     by_queue,
     by_task,
     incomplete_minutes,
-    read,
     top_with_others,
 )
-from bulltask.lake.report.sections import Cost, Failure, ObjectiveResult, Reason, Recommendations, ReportTable
+from bulltask.lake.report.sections import Cost, ObjectiveResult, Reason, Recommendations, ReportTable
 from bulltask.lake.storage import Lake
 from bulltask.lake.tables import CAPACITY_MINUTE, TASK_MINUTE
 
@@ -64,9 +63,8 @@ class Alert(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
 class Report:
-    """A report.
+    """A report; ``build`` is the command that builds the gold tables.
 
     Attributes:
         data: The data.
@@ -86,25 +84,35 @@ class Report:
         recommendations: Recommended concurrencies.
     """
 
-    data: ReportData
-    created_at: datetime
-    alerts: Sequence[Alert]
-    figures: Sequence[Figure]
-    charts: dict[str, Chart]
-    ranges: dict[str, Ranges]
-    tasks: Sequence[TaskAggregate]
-    failures: Sequence[Failure]
-    reasons: Sequence[Reason]
-    reasons_left: tuple[int, int]
-    costs: Sequence[Cost]
-    objectives: Sequence[ObjectiveResult]
-    queues: Sequence[QueueAggregate]
-    recommendations: Recommendations
+    def __init__(self, data: ReportData, recommendations: Recommendations, created_at: datetime, *, build: str) -> None:
+        aggregates, axis = by_task(data), data.axis
+        queues = by_queue(data, axis.minutes if axis else 0)
+        prices = sections.costs(data)
+        self.data = data
+        self.created_at = created_at
+        self.alerts = _alerts(data, build)
+        self.figures = _figures(data, aggregates, queues, prices) if axis else []
+        self.charts = _charts(data, axis, aggregates, queues) if axis else {}
+        self.tasks = top_with_others(aggregates, TaskAggregate.combine)
+        self.ranges = {kind: drawn for kind in ("wait", "run") if (drawn := ranges(self.tasks, kind)) is not None}
+        self.failures = sections.failures(data)
+        reasons = sections.reasons(self.failures)
+        self.reasons = reasons[:_REASONS]
+        self.reasons_left = (len(reasons[_REASONS:]), sum(reason.count for reason in reasons[_REASONS:]))
+        self.costs = top_with_others(prices, Cost.combine)
+        self.objectives = sections.objectives(data)
+        self.queues = queues
+        self.recommendations = recommendations
 
     @property
     def empty(self) -> bool:
         """Whether the report has no data."""
         return self.data.axis is None
+
+    @property
+    def priced(self) -> bool:
+        """Whether any task has a cost."""
+        return any(cost.cost is not None for cost in self.costs)
 
     @property
     def covered(self) -> str:
@@ -132,30 +140,10 @@ def make_report(lake: Lake, period: Period, *, created_at: datetime | None = Non
     """
     if period.queues:
         period = _with_lake_names(lake, period)
-    data = read(lake, period)
+    data = ReportData(lake, period)
     recommendations = sections.recommend_concurrency(*busiest_day(lake, data), **target)
     build = f"bulltask pipeline build gold --lake {shlex.quote(lake.root)} --days {period}"
-    aggregates, axis = by_task(data), data.axis
-    queues = by_queue(data, axis.minutes if axis else 0)
-    failed, prices = sections.failures(data), sections.costs(data)
-    all_reasons = sections.reasons(failed)
-    top = top_with_others(aggregates, TaskAggregate.combine)
-    return Report(
-        data,
-        created_at or datetime.now(UTC),
-        _alerts(data, build),
-        _figures(data, aggregates, queues, prices) if axis else [],
-        _charts(data, axis, aggregates, queues) if axis else {},
-        {kind: drawn for kind in ("wait", "run") if (drawn := ranges(top, kind)) is not None},
-        top,
-        failed,
-        all_reasons[:_REASONS],
-        (len(all_reasons[_REASONS:]), sum(reason.count for reason in all_reasons[_REASONS:])),
-        top_with_others(prices, Cost.combine),
-        sections.objectives(data),
-        queues,
-        recommendations,
-    )
+    return Report(data, recommendations, created_at or datetime.now(UTC), build=build)
 
 
 def _alerts(data: ReportData, build: str) -> list[Alert]:
@@ -263,7 +251,6 @@ MAX_ROWS: Final = 20
 def tables(report: Report) -> Mapping[str, ReportTable]:
     """Return the report's tables by name, without columns that are the same in all rows."""
     has_queues = len(report.queues) > 1
-    priced = any(cost.cost is not None for cost in report.costs)
     hidden_columns = () if has_queues else ("queue",)
     total = [Cost.combine(report.costs, "All")] if len(report.costs) > 1 else []
     result = {
@@ -277,7 +264,7 @@ def tables(report: Report) -> Mapping[str, ReportTable]:
         .first(MAX_ROWS, "bulltask pipeline report slo")
         .without(*hidden_columns),
         "cost": sections.table_of(Cost, [*report.costs, *total]).without(
-            *hidden_columns, *(() if priced else ("cost", "per_job"))
+            *hidden_columns, *(() if report.priced else ("cost", "per_job"))
         ),
         "gaps": sections.gaps(report.data).first(MAX_ROWS, "bulltask pipeline gaps"),
     }
@@ -352,17 +339,6 @@ def _highest(values: Sequence[float | None], unit: str) -> str:
 _MAX_EXAMPLE: Final = 4_000
 """The maximum length of an example reason; some reasons contain whole documents."""
 
-_SECTIONS: Final = {
-    "throughput": "Throughput",
-    "durations": "Wait and run times",
-    "failures": "Failures",
-    "requeues": "Requeued, stalled",
-    "capacity": "Capacity",
-    "slo": "Objectives",
-    "cost": "Cost",
-    "completeness": "Completeness",
-}
-
 
 def markdown(report: Report) -> str:
     """Return the Markdown of a report, in which untrusted text cannot become markup."""
@@ -375,10 +351,7 @@ def html(report: Report) -> str:
     return _render(
         "report.html",
         report,
-        objectives=report.objectives[:MAX_ROWS],
-        many_queues=len(report.queues) > 1,
-        priced=any(cost.cost is not None for cost in report.costs),
-        sections=_SECTIONS.items(),
+        max_rows=MAX_ROWS,
         point=f"mean of {_step_text(axis)}" if axis and axis.step > 1 else "",
         seen=partial(_time_range, short=len(report.data.period.days) == 1),
         style=_resource("report.css"),

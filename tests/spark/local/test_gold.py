@@ -14,8 +14,7 @@ from pyspark.sql import SparkSession
 
 from bulltask.errors import ConfigError
 from bulltask.lake.log_histogram import merge_histograms, percentile
-from bulltask.lake.report.data import Period
-from bulltask.lake.report.data import read as read_report
+from bulltask.lake.report.data import Period, ReportData
 from bulltask.lake.slo_config import Objective, SLOConfig
 from bulltask.lake.storage import Lake, days_of
 from bulltask.lake.tables import ATTEMPTS, CAPACITY_MINUTE, COST_DAY, ERRORS_DAY, SLO_DAY, TASK_MINUTE, Table
@@ -330,11 +329,11 @@ def test_the_days_of_a_killed_build_are_reported_and_built_by_the_next_one(spark
         build_gold(spark, KilledLake(tmp_path), DAYS[:1])
     names = {table.name: {row["name"] for row in rows_of(builder.lake, table)} for table in (TASK_MINUTE, COST_DAY)}
     assert names == {"task_minute": {"one"}, "cost_day": {"one", "two"}}
-    assert read_report(builder.lake, Period(*DAYS)).unbuilt == [DAYS[0]]
+    assert ReportData(builder.lake, Period(*DAYS)).unbuilt == [DAYS[0]]
     builder.attempts(attempts_with("three", at("2026-11-21 10:00"), [5_000]))
     build_gold(spark, builder.lake, DAYS[1:])
     assert {row["name"] for row in rows_of(builder.lake, TASK_MINUTE)} == {"one", "two", "three"}
-    assert read_report(builder.lake, Period(*DAYS)).unbuilt == []
+    assert ReportData(builder.lake, Period(*DAYS)).unbuilt == []
 
 
 def test_consecutive_days_are_built_together() -> None:
