@@ -46,7 +46,6 @@ from bulltask.registry.canvas import (
     send_call,
     send_recorded,
 )
-from bulltask.registry.canvas_plan import plan_canvas
 from bulltask.registry.context import running_task
 from bulltask.registry.options import BatchTaskKeywords, CallKeywords, CallOptions, SignatureKeywords, TaskKeywords
 from bulltask.registry.protocols import EagerRunner, OutboxRelay, ResultReader
@@ -82,6 +81,7 @@ if TYPE_CHECKING:
     from bulltask.queue.sync.events import QueueEvents
     from bulltask.queue.sync.flow import FlowProducer
     from bulltask.queue.sync.queue import Queue
+    from bulltask.registry.canvas_plan import CanvasPlan
 
 __all__ = ["App", "Celery"]
 
@@ -869,12 +869,18 @@ class App:
             sends = pass_overrides(canvas)
         if is_single(canvas) and sends:
             return self.send_many([canvas])[0]  # one round trip; a transaction takes two
-        plan = plan_canvas(canvas, self._config, origin_of_jobs_sent_by(current_job()))
+        plan = self._plan(canvas)
         eager = self._broker.eager
         if not sends:
             return plan.result(self._results, self._now_ms())
         self._send_planned(plan.roots, self.flows().add_planned if eager is None else eager.run)
         return plan.result(self._results, self._now_ms())
+
+    def _plan(self, canvas: Canvas[Any, Any]) -> CanvasPlan:
+        """Return the jobs of a canvas."""
+        from bulltask.registry.canvas_plan import plan_canvas  # noqa: PLC0415 - only for a canvas
+
+        return plan_canvas(canvas, self._config, origin_of_jobs_sent_by(current_job()))
 
     async def _asend_canvas(self, canvas: Canvas[Any, Any]) -> Any:
         """:meth:`_send_canvas` for asyncio."""
@@ -885,7 +891,7 @@ class App:
         sends = not is_overridden(canvas) or pass_overrides(canvas)
         if is_single(canvas) and sends:
             return (await self.asend_many([canvas]))[0]
-        plan = plan_canvas(canvas, self._config, origin_of_jobs_sent_by(current_job()))
+        plan = self._plan(canvas)
         eager = self._broker.eager
         if not sends:
             return plan.result(self._results, self._now_ms())
@@ -904,7 +910,7 @@ class App:
 
     def _apply_canvas(self, canvas: Canvas[Any, Any], *, throw: bool | None) -> Any:
         """Run the jobs of a canvas in this process, and return the handle of its result; see ``Canvas.apply``."""
-        plan = plan_canvas(canvas, self._config, origin_of_jobs_sent_by(current_job()))
+        plan = self._plan(canvas)
         eager: EagerRunner = import_module(_EAGER).EagerRunner(self, propagate=throw)
         eager.run(plan.roots)
         return plan.result(eager.results, self._now_ms())

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 GENERATED: Final = ("config/setting_types.py", "queue/sync/")
@@ -163,7 +164,7 @@ def runtime(root: Path) -> Iterator[tuple[str, object]]:
         python = _install(root, directory / "venv")
         (directory / "house_app.py").write_text(APP.format(url=server.url))
         worker = [python, "-m", "bulltask", "worker", "-A", "house_app", "-c", "2"]
-        times, memory = [], 0
+        times, memory = [], []
         for _ in range(7):
             (directory / "started").unlink(missing_ok=True)
             run(directory, python, "-c", "import house_app; house_app.stamp.delay()")
@@ -171,16 +172,23 @@ def runtime(root: Path) -> Iterator[tuple[str, object]]:
             with subprocess.Popen(worker, cwd=directory, stderr=subprocess.DEVNULL) as process:
                 modules = run(directory, python, "-c", AFTER_THE_FIRST_RESULT)
                 times.append(float((directory / "started").read_text()) - started)
-                memory = sum(_pss_kib(pid) for pid in _tree(process.pid))
+                memory.append(_memory_mib(_tree(process.pid)))
                 process.terminate()
         yield "modules loaded after the first result", modules
         yield "start of a worker to its first job, seconds, best of 7", f"{min(times):.3f}"
-        yield "PSS of an idle worker with 2 children, MiB", f"{memory / 1024:.1f}"
-        libraries = "import redis.connection, structlog, click, hiredis; print(open('/proc/self/smaps_rollup').read())"
-        yield (
-            "PSS of one process with the libraries alone, MiB",
-            f"{_pss(run(directory, python, '-c', libraries)) / 1024:.1f}",
-        )
+        libraries = [python, "-c", "import redis.connection, structlog, click, hiredis; print(flush=True); input()"]
+        with subprocess.Popen(libraries, cwd=directory, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            floor = _memory_mib([process.pid])
+            process.kill()
+        # PSS divides a library's pages among all programs that have mapped them, also among those that are not ours.
+        for index, kind in enumerate(("PSS", "own (anonymous) memory")):
+            yield (
+                f"{kind} of an idle worker with 2 children, MiB, median of 7",
+                f"{median(m[index] for m in memory):.1f}",
+            )
+            yield f"{kind} of one process with the libraries alone, MiB", f"{floor[index]:.1f}"
 
 
 def _install(root: Path, directory: Path) -> str:
@@ -201,14 +209,11 @@ def _tree(pid: int) -> list[int]:
     return [pid, *(found for child in children for found in _tree(int(child)))]
 
 
-def _pss_kib(pid: int) -> int:
-    return _pss(Path(f"/proc/{pid}/smaps_rollup").read_text())
-
-
-def _pss(text: str) -> int:
-    match = re.search(r"^Pss:\s+(\d+)", text, re.MULTILINE)
-    assert match is not None
-    return int(match[1])
+def _memory_mib(pids: list[int]) -> tuple[float, float]:
+    """Return the PSS of processes, and the part of it that belongs to no file: pages that forks share count once."""
+    texts = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
+    found = [re.findall(r"^(?:Pss|Pss_Anon):\s+(\d+)", text, re.MULTILINE) for text in texts]
+    return sum(int(pss) for pss, _ in found) / 1024, sum(int(own) for _, own in found) / 1024
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """``broker_url="embedded://"``: a server that all processes of a project share, started by the first.
 
-:func:`resolve_url` turns such a URL into that of the project's server, which runs until the last process that uses it
+:func:`shared_url` turns such a URL into that of the project's server, which runs until the last process that uses it
 has exited (:mod:`bulltask.embedded.keeper`). Its files are in a :class:`DataDirectory`. In a process that runs tests,
 apps use an empty server of that process instead, so that tests send nothing to the development server.
 
@@ -18,18 +18,16 @@ import re
 import select
 import subprocess
 import sys
-import sysconfig
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any, Final, Self
+from typing import Final, Self
 from urllib.parse import urlsplit
 
 from bulltask.config.urls import SecretUrl
-from bulltask.embedded import keeper
+from bulltask.embedded import is_under_test, keeper
 from bulltask.embedded.server import (
     ADVICE,
     HOST,
@@ -57,14 +55,11 @@ if sys.platform != "win32":
 __all__ = [
     "DataDirectory",
     "ServerRecord",
-    "calling_directory",
     "find_project",
-    "import_directory",
     "is_server_of_tests",
-    "is_under_test",
-    "resolve_url",
     "server_name",
     "server_of_tests",
+    "shared_url",
     "start_and_record",
     "start_or_join",
 ]
@@ -80,21 +75,14 @@ _process_locks: dict[Path, int] = {}
 process exits, and forked children inherit them, so the server runs at least as long as a worker's children."""
 
 
-def resolve_url(broker_url: str | SecretUrl, directory: Path | None = None) -> SecretUrl:
-    """Return a ``redis://`` URL for ``embedded://[NAME][/DB]``, and start or join its server; return others unchanged.
-
-    ``NAME`` names one of the user's servers (default: that of the project that contains ``directory``, by default the
-    current one), and ``DB`` a database (0). In a process that runs tests, the URL of its server is returned.
-    """
-    broker_url = SecretUrl(broker_url)
+def shared_url(broker_url: SecretUrl, directory: Path | None) -> SecretUrl:
+    """Return the URL for :func:`bulltask.embedded.resolve_url`."""
     match = _URL.fullmatch(broker_url.get_secret_value())
     if match is None and broker_url.scheme.startswith("embedded"):
         raise ConfigError(f"Invalid broker_url {broker_url}: use embedded://, embedded://NAME or embedded://NAME/DB")
     named = DataDirectory.named(match["name"]) if match is not None and match["name"] else None
-    if is_under_test(broker_url):
+    if match is None or is_under_test(broker_url):
         return url_in_tests(broker_url)
-    if match is None:
-        return broker_url
     data = named or DataDirectory.of_project(directory)
     return SecretUrl(_start_or_join(data).removesuffix("0") + (match["db"] or "0"))
 
@@ -367,18 +355,6 @@ def _last_use(directory: Path) -> float:
 _MARKERS: Final = ("pyproject.toml", "setup.py", "setup.cfg", "manage.py", ".git", ".hg")
 """Files and directories at the root of a project."""
 
-_LIBRARIES: Final = tuple(
-    f"{directory}{os.sep}"
-    for directory in (
-        Path(__file__).parent.parent,
-        *map(sysconfig.get_path, ("stdlib", "purelib", "platlib", "scripts")),
-    )
-)
-"""The directories of bulltask, Python and installed packages, whose modules belong to no project."""
-
-_PACKAGES: Final = frozenset({"site-packages", "dist-packages"})
-"""Names of other directories with installed packages: the user's, and those of Debian."""
-
 
 def find_project(directory: Path | None = None) -> Path:
     """Return the root of the project that contains a directory (default: the current one): the nearest with a marker.
@@ -411,48 +387,10 @@ def server_name(project: Path) -> str:
     return f"{readable}-{hashlib.sha256(os.fsencode(project)).hexdigest()[:8]}"
 
 
-def import_directory(module: Mapping[str, Any]) -> Path | None:
-    """Return the directory from which a module is imported: that of a script, or of the top-level package.
-
-    A program that sends jobs and the worker find the same directory, whatever their current directories are. ``None``:
-    the module has no file, such as a notebook, or belongs to a library.
-    """
-    file, package = module.get("__file__"), module.get("__package__") or ""
-    if not isinstance(file, str) or file.startswith(_LIBRARIES):
-        return None
-    path = Path(file).absolute()
-    if not path.suffix or not _PACKAGES.isdisjoint(path.parts):  # a program such as ~/.local/bin/bulltask; a package
-        return None
-    depth = len(package.split(".")) if package else 0
-    return path.parents[depth] if path.is_file() and depth < len(path.parents) else None
-
-
-def calling_directory() -> Path | None:
-    """Return :func:`import_directory` of the innermost caller for which there is one."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 # as logging does
-    while frame is not None:
-        if (found := import_directory(frame.f_globals)) is not None:
-            return found
-        frame = frame.f_back
-    return None
-
-
-# A process runs tests while Django's test environment is set up (by ``manage.py test`` or pytest-django), and while
-# pytest runs with the plugin's setting ``bulltask_app``. Without the setting, pytest replaces only ``embedded://``,
-# because another URL may be that of a server for tests. Neither is imported here.
-_PLUGIN: Final = "bulltask.testing.plugin"
-_DJANGO: Final = "django.test.utils"
 _LOCAL: Final = frozenset({"127.0.0.1", "localhost"})
 
 _lock: Final = threading.Lock()
 _server: tuple[int, EmbeddedServer] | None = None
-
-
-def is_under_test(broker_url: SecretUrl) -> bool:
-    """Return whether this process runs tests, which must not use this server."""
-    state = getattr(sys.modules.get(_DJANGO), "_TestState", None)  # setup_test_environment() saves the settings in it
-    isolated: str | tuple[str, ...] = getattr(sys.modules.get(_PLUGIN), "isolated_urls", ())
-    return hasattr(state, "saved_data") or broker_url.scheme.startswith(isolated)
 
 
 def url_in_tests(broker_url: SecretUrl) -> SecretUrl:

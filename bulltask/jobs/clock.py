@@ -11,10 +11,9 @@ import re
 import sys
 import threading
 import time
-import zoneinfo
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import FrozenInstanceError, dataclass, field, fields
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from functools import partial
 from operator import attrgetter
@@ -29,6 +28,7 @@ __all__ = [
     "moment_of",
     "mono_ms",
     "mono_s",
+    "share_refusals",
     "sleep",
     "timeout",
     "to_epoch_ms",
@@ -66,6 +66,8 @@ def value_class(
 
 def _make_value_class(cls: type[T], *, kw_only: bool, frozen: bool) -> type[T]:
     made: type[Any] = dataclass(slots=True, eq=False, repr=False, kw_only=kw_only, frozen=frozen)(cls)
+    if frozen:
+        share_refusals(cls, made)
     shown = [item.name for item in fields(made) if item.repr]
     compared = [item.name for item in fields(made) if item.compare]
     values: Callable[[object], object] = attrgetter(*compared) if compared else type
@@ -84,6 +86,25 @@ def _make_value_class(cls: type[T], *, kw_only: bool, frozen: bool) -> type[T]:
         if cls.__dict__.get(method.__name__) is None:
             setattr(made, method.__name__, method)
     return made
+
+
+def share_refusals(cls: type, made: type[Any]) -> None:
+    """Replace the methods with which ``dataclass(frozen=True, slots=True)`` refuses changes by two for all classes.
+
+    Its own are compiled for each class, and refer to the class without slots (``cls``), of which each process would
+    keep a copy: 5 KiB in all.
+    """
+    for name, method in (("__setattr__", _refuse_to_assign), ("__delattr__", _refuse_to_delete)):
+        delattr(cls, name)
+        setattr(made, name, method)
+
+
+def _refuse_to_assign(_: object, name: str, _value: object) -> None:
+    raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+
+def _refuse_to_delete(_: object, name: str) -> None:
+    raise FrozenInstanceError(f"cannot delete field {name!r}")
 
 
 Duration = float | timedelta
@@ -123,9 +144,11 @@ def zone_of(name: str, what: str = "timezone") -> tzinfo:
     """Return a time zone by its IANA name (in any case), ``UTC``, or a fixed offset such as ``UTC+2``."""
     if not isinstance(name, str):
         raise ConfigError(f"{what} must be the name of a time zone, not {name!r:.200}")
+    if name.upper() in {"UTC", "GMT"}:
+        return UTC
+    import zoneinfo  # noqa: PLC0415 - most programs use UTC
+
     try:
-        if name.upper() in {"UTC", "GMT"}:
-            return UTC
         if (fixed := re.fullmatch(r"(?i:utc|gmt)([+-])(\d{1,2})(?::(\d\d))?", name)) is not None:
             offset = timedelta(hours=int(fixed[2]), minutes=int(fixed[3] or 0))
             return timezone(-offset if fixed[1] == "-" else offset)

@@ -17,7 +17,6 @@ import codecs
 import json
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from decimal import Decimal
 from typing import Any, Final, TypeVar
 
 from bulltask.jobs.errors import ConfigError, DecodeError, EncodeError, PayloadTooLargeError
@@ -210,6 +209,8 @@ def _exact_float(text: str) -> float:
     count = len(digits.lstrip("-0.").replace(".", ""))
     if count <= (_DIGITS_OF_A_FLOAT if exponent else _ALWAYS_EXACT) or not math.isfinite(value):
         return value
+    from decimal import Decimal  # noqa: PLC0415 - only for such a number
+
     if Decimal(text) != Decimal(f"{value:.{count - 1}e}"):
         raise EncodeError(f"the number {text:.60} has more digits than a float; send it as a string")
     return value

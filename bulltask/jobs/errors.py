@@ -6,7 +6,6 @@ is needed, and names the extra that installs it. :func:`did_you_mean` suggests a
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import os
@@ -133,6 +132,8 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
     What two dotted names have in common before a dot, such as a module, does not make them similar.
     """
+    import difflib  # noqa: PLC0415 - only for a misspelled name
+
     for match in difflib.get_close_matches(name, list(known), cutoff=cutoff):
         start = next((at for at, (a, b) in enumerate(zip(name, match, strict=False)) if a != b), 0)
         start = name.rfind(".", 0, start) + 1

@@ -9,10 +9,10 @@ from __future__ import annotations
 import base64
 import enum
 import re
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import date, datetime, time, timedelta
-from decimal import Decimal
 from enum import StrEnum
 from pathlib import PurePath
 from typing import Any, Final
@@ -307,7 +307,12 @@ def to_plain(value: Any) -> Any:  # noqa: PLR0911 - a return for each kind
     for kind, form in _FORMS:
         if isinstance(value, kind):
             return form(value)
-    return value
+    return str(value) if _is_decimal(value) and value.is_finite() else value
+
+
+def _is_decimal(value: Any) -> bool:
+    decimal = sys.modules.get("decimal")  # if nothing has imported it, there are none
+    return decimal is not None and isinstance(value, decimal.Decimal)
 
 
 _ARRAYS: Final = (list, tuple, set, frozenset, deque)
@@ -316,6 +321,5 @@ _FORMS: Final[tuple[tuple[type | tuple[type, ...], Callable[[Any], str]], ...]] 
     ((date, time), lambda value: value.isoformat()),
     (timedelta, format_duration),
     ((UUID, PurePath), str),
-    (Decimal, lambda value: str(value) if value.is_finite() else value),
     ((bytes, bytearray, memoryview), format_bytes),
 )

@@ -6,11 +6,13 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from decimal import Decimal
 from enum import StrEnum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from bulltask.jobs.names import UNSEEN
+
+if TYPE_CHECKING:
+    from decimal import Decimal
 
 __all__ = [
     "CONTROL",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields, is_dataclass
 from typing import Any, TypeVar
 
@@ -43,6 +43,8 @@ def _fields(event: Event) -> tuple[Field[Any], ...]:
 E = TypeVar("E", bound=Event)
 Listener = Callable[[Any], None]
 """Called with an event. Its return value is ignored; an exception is reported and dropped."""
+ListenerOfClass = Callable[[type[Event]], Listener | None]
+"""Returns the listener of an event class, ``None`` if it has none."""
 OnError = Callable[[str, Event, Exception], None]
 """Called with the listener's name, the event and the listener's exception."""
 
@@ -58,12 +60,14 @@ class Bus:
         listeners: The listeners of each event class; a frequent event is created only if it has some.
     """
 
-    __slots__ = ("_on_error", "_reported", "_subscribed", "listeners")
+    __slots__ = ("_of_class", "_on_error", "_reported", "_subscribed", "listeners")
 
     def __init__(self, on_error: OnError | None = None) -> None:
         self._on_error = on_error
         self._subscribed: list[tuple[type[Event], Listener]] = []
-        self.listeners: Mapping[type[Event], tuple[Listener, ...]] = _ListenersOfClass(())
+        self._of_class: ListenerOfClass = lambda _: None
+        self.listeners: Mapping[type[Event], tuple[Listener, ...]]
+        self._renew()
         self._reported: set[tuple[str, type[Event]]] = set()
 
     def subscribe(self, kind: type[E], listener: Callable[[E], None]) -> None:
@@ -73,12 +77,20 @@ class Bus:
         (in the supervisor: its services).
         """
         self._subscribed.append((kind, listener))
-        self.listeners = _ListenersOfClass(self._subscribed)  # a new one, as another thread may be in emit()
+        self._renew()
 
-    def replace(self, old: Collection[Listener], new: Sequence[tuple[type[Event], Listener]]) -> None:
-        """Unsubscribe some listeners, and subscribe others, which are called first."""
-        self._subscribed = [*new, *(pair for pair in self._subscribed if pair[1] not in old)]
-        self.listeners = _ListenersOfClass(self._subscribed)
+    def subscribe_first(self, of_class: ListenerOfClass) -> None:
+        """Call the listener of each class before all others; it replaces that of an earlier call.
+
+        It is asked for when the first event of the class is emitted, so that a child, which emits few classes, does not
+        copy the pages of memory of all declarations.
+        """
+        self._of_class = of_class
+        self._renew()
+
+    def _renew(self) -> None:
+        # A new object, as another thread may be in emit().
+        self.listeners = _ListenersOfClass(self._of_class, self._subscribed)
 
     def emit(self, event: Event) -> None:
         """Call the listeners of ``event``. An ``Exception`` that a listener raises is reported and dropped."""
@@ -103,12 +115,15 @@ class Bus:
 class _ListenersOfClass(dict[type[Event], tuple[Listener, ...]]):
     """The listeners of each event class, looked up when the first event of the class is emitted."""
 
-    def __init__(self, subscribed: Sequence[tuple[type[Event], Listener]]) -> None:
+    def __init__(self, of_class: ListenerOfClass, subscribed: Sequence[tuple[type[Event], Listener]]) -> None:
         super().__init__()
+        self._of_class = of_class
         self._subscribed = tuple(subscribed)
 
     def __missing__(self, kind: type[Event]) -> tuple[Listener, ...]:
-        self[kind] = listeners = tuple(call for subscribed, call in self._subscribed if issubclass(kind, subscribed))
+        first = self._of_class(kind)
+        others = (call for subscribed, call in self._subscribed if issubclass(kind, subscribed))
+        self[kind] = listeners = (*(() if first is None else (first,)), *others)
         return listeners
 
 

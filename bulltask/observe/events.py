@@ -17,7 +17,7 @@ from logging import DEBUG, ERROR, INFO, WARNING
 from operator import attrgetter
 from typing import Any, Final, TypeVar, cast, dataclass_transform
 
-from bulltask.jobs.clock import value_class
+from bulltask.jobs.clock import share_refusals, value_class
 from bulltask.observe.bus import Event
 
 __all__ = [
@@ -149,6 +149,7 @@ def event(  # noqa: PLR0913 - what a line may have
 
     def declare(kind: E) -> E:
         made: Any = dataclass(frozen=True, slots=True, eq=False, repr=False)(kind)
+        share_refusals(kind, made)
         EVENTS[made] = Declaration(text, level, fields or _fields_of(made), hint, when, info_if, count)
         return cast("E", made)
 

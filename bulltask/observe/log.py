@@ -34,7 +34,7 @@ from bulltask.jobs.clock import mono_s
 from bulltask.jobs.errors import ConfigError
 from bulltask.jobs.names import UNSEEN
 from bulltask.observe.bus import Bus, Event, Listener, OnError
-from bulltask.observe.events import EVENTS, Declaration, JobCompleted, shorten
+from bulltask.observe.events import EVENTS, JobCompleted, shorten
 from bulltask.observe.signals import setup_logging
 from bulltask.registry.request import current_job, share_with_structlog
 
@@ -146,20 +146,13 @@ class LogListener:
     def __init__(self, log: FilteringBoundLogger, encrypts: Callable[[str], bool] | None = None) -> None:
         self._log = log
         self._encrypts = encrypts
-        self._listeners: list[tuple[type[Event], Listener]] = []
 
     def attach(self, bus: Bus) -> None:
         """Subscribe to the events that the logger's level includes, and to no others.
 
         Therefore, at level ``warning``, `JobCompleted` has no listener, and a child does not even create that event.
         """
-        before = {listener for _, listener in self._listeners}
-        self._listeners = [
-            (kind, self._listener(declared, has_result=kind is JobCompleted))
-            for kind, declared in EVENTS.items()
-            if self._log.is_enabled_for(declared.level)
-        ]
-        bus.replace(before, self._listeners)
+        bus.subscribe_first(self._listener)
 
     def set_level(self, level: str, bus: Bus) -> None:
         """Change the level of this process: of its events on this bus, of bulltask's logger, and of the app's loggers.
@@ -177,8 +170,12 @@ class LogListener:
             root.setLevel(number)
         self.attach(bus)
 
-    def _listener(self, declared: Declaration, *, has_result: bool) -> Listener:
+    def _listener(self, kind: type[Event]) -> Listener | None:
         """Return the function that writes the lines of one class of events, with all that is known in advance."""
+        declared = EVENTS.get(kind)
+        if declared is None or not self._log.is_enabled_for(declared.level):
+            return None
+        has_result = kind is JobCompleted
         write, write_info = self._writer(declared.level), self._writer(logging.INFO)
         read, hint, encrypts = declared.fields, declared.hint, self._encrypts
         when, info_if = declared.when, declared.info_if

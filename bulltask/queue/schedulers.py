@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, tzinfo
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from bulltask.jobs import codec
 from bulltask.jobs.clock import Duration, to_epoch_ms, to_ms, value_class
@@ -18,7 +18,6 @@ from bulltask.jobs.job import NewJob, RunningJob, new_job_id
 from bulltask.jobs.names import check_scheduler_id, may_be_old_repeat_key
 from bulltask.jobs.schedules import Repeat, Rule, Scheduler, iteration_id, iteration_options, key_digest
 from bulltask.jobs.stored_job import StoredJob
-from bulltask.queue.context import AddOptions, QueueContext
 from bulltask.transport.call import Call, QueueKeys, command
 from bulltask.transport.operation import Operation, execute
 from bulltask.transport.produce import PROTOCOL_VERSION
@@ -42,6 +41,9 @@ from bulltask.transport.scripts.queue import (
     update_job_scheduler,
     update_repeatable_job_millis,
 )
+
+if TYPE_CHECKING:
+    from bulltask.queue.context import AddOptions, QueueContext
 
 __all__ = [
     "SCHEDULING_ERRORS",

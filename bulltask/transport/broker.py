@@ -10,7 +10,7 @@ import asyncio
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeGuard, TypeVar
 
 from bulltask.config.config import Config
 from bulltask.config.urls import SecretUrl
@@ -22,14 +22,16 @@ from bulltask.registry.protocols import EagerRunner, ResultReader
 from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.call import AnyAsyncClient, Call, QueueKeys, SyncClient, command, guard_key, info_by_name
 from bulltask.transport.client import Client, ClientPool
-from bulltask.transport.cluster import AsyncClusterClient, ClusterClient, HashSlotWaits, Topology
-from bulltask.transport.cluster_slots import Address
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.operation import Operation
 from bulltask.transport.produce import Producer
 from bulltask.transport.results import FAILOVER_MS, RECHECK_MS, Results, StreamWatcher, revoke
 from bulltask.transport.scripts.queue import DELAYED_SCORE
 from bulltask.transport.streams import LONGEST_BLOCK_MS, SharedStream
+
+if TYPE_CHECKING:
+    from bulltask.transport.cluster import ClusterClient, HashSlotWaits, Topology
+    from bulltask.transport.cluster_slots import Address
 
 __all__ = [
     "MIN_REDIS_VERSION",
@@ -120,7 +122,11 @@ class Broker:
         endpoint = Endpoint.from_config(config, url)
         is_cluster = endpoint.kind == "cluster"
         self.endpoint = endpoint.for_cluster() if is_cluster else endpoint
-        self.topology = Topology(endpoint.seeds) if is_cluster else None
+        self.topology: Topology | None = None
+        if is_cluster:
+            from bulltask.transport.cluster import Topology  # noqa: PLC0415 - only for a cluster
+
+            self.topology = Topology(endpoint.seeds)
         self.clock = ServerClock() if clock is None else clock
         self.pool = ClientPool(self.client)
         self._waiters = ClientPool(lambda: self.blocking_client(RECHECK_MS))
@@ -171,6 +177,8 @@ class Broker:
         """
         if self.topology is None:
             return self.client(name, timeout_ms=timeout_ms)
+        from bulltask.transport.cluster import ClusterClient  # noqa: PLC0415 - only for a cluster
+
         endpoint = self.endpoint.within(timeout_ms).within(NODE_TIMEOUT_MS)
         return ClusterClient(endpoint, self.clock, name, self.topology, waits=False)
 
@@ -182,6 +190,8 @@ class Broker:
         """Create an object for blocking calls of up to ``block_ms`` in several slots; ``None`` for a single server."""
         if self.topology is None:
             return None
+        from bulltask.transport.cluster import ClusterClient, HashSlotWaits  # noqa: PLC0415 - only for a cluster
+
         client = ClusterClient(self.endpoint.within(_UNBLOCK_MS), None, None, self.topology)
         return HashSlotWaits(self.endpoint.blocking(block_ms), self.topology, client)
 
@@ -230,6 +240,8 @@ class Broker:
     def _new_client(self, endpoint: Endpoint, clock: ServerClock | None, name: str | None) -> SyncClient:
         if self.topology is None:
             return Client(endpoint, clock, name)
+        from bulltask.transport.cluster import ClusterClient  # noqa: PLC0415 - only for a cluster
+
         return ClusterClient(endpoint, clock, name, self.topology)
 
     def _new_async_client(
@@ -237,6 +249,8 @@ class Broker:
     ) -> AnyAsyncClient:
         if self.topology is None:
             return AsyncClient(endpoint, clock, name)
+        from bulltask.transport.cluster import AsyncClusterClient  # noqa: PLC0415 - only for a cluster
+
         return AsyncClusterClient(endpoint, clock, name, self.topology)
 
 
@@ -255,7 +269,7 @@ def scan_all(client: SyncClient, step: ScanStep) -> set[str]:
 
 def scan_up_to(client: SyncClient, step: ScanStep, max_steps: int) -> tuple[set[str], bool]:
     """Like :func:`scan_all`, but with at most ``max_steps`` calls to each node; also return whether all was read."""
-    if not isinstance(client, ClusterClient):
+    if not _is_cluster(client):
         return _scan(step, client.run, max_steps)
     names, is_complete, nodes = set[str](), True, None
     while nodes != (nodes := client.nodes()):
@@ -265,6 +279,10 @@ def scan_up_to(client: SyncClient, step: ScanStep, max_steps: int) -> tuple[set[
             names |= found
             is_complete &= ended
     return names, is_complete
+
+
+def _is_cluster(client: SyncClient) -> TypeGuard[ClusterClient]:
+    return hasattr(client, "nodes")
 
 
 def _scan(
@@ -291,7 +309,7 @@ class RollingScan:
 
         If a call fails, the next one begins a new round: a node may have been replaced.
         """
-        cluster = client if isinstance(client, ClusterClient) else None
+        cluster = client if _is_cluster(client) else None
         cursors = self._cursors or [(node, "0") for node in ([None] if cluster is None else cluster.nodes())]
         self._cursors = []
         found, steps = set[str](), 0

@@ -10,8 +10,9 @@ import inspect
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import redis
@@ -347,15 +348,15 @@ class Endpoint:
 
     def connection(self, name: str | None) -> Connection:
         """Create a connection that is not connected yet; ``CLIENT LIST`` shows its ``name``."""
-        options = self._options(name) | {"retry": Retry(NoBackoff(), 0), "parser_class": DeadlineParser}
-        return Connection(self._create(redis.ConnectionPool, options))
+        options = self._options(name) | {"parser_class": DeadlineParser}
+        return Connection(self._create(redis.connection, options, Retry(NoBackoff(), 0)))
 
     def async_connection(self, name: str | None) -> AsyncConnection:
         """:meth:`connection` for asyncio."""
         # The client applies the timeouts: with redis-py's timeouts, each call would be written in a separate task, and
         # the order of calls would be lost.
-        options = self._options(name) | {"retry": AsyncRetry(NoBackoff(), 0), "socket_timeout": None}
-        return AsyncConnection(self._create(redis.asyncio.ConnectionPool, options))
+        options = self._options(name) | {"socket_timeout": None}
+        return AsyncConnection(self._create(redis.asyncio.connection, options, AsyncRetry(NoBackoff(), 0)))
 
     def _options(self, name: str | None) -> dict[str, Any]:
         options: dict[str, Any] = {
@@ -373,15 +374,21 @@ class Endpoint:
             options["credential_provider"] = self.authentication()
         return options
 
-    def _create(self, pool: Any, options: dict[str, Any]) -> Any:
-        """Create a connection with redis-py's URL parser, which is part of its connection pools."""
+    def _create(self, module: Any, options: dict[str, Any], retry: Any) -> Any:
+        """Create a connection from the URL, as redis-py's pools do.
+
+        A pool of one connection would also prepare it for notifications of RESP3, which are not used: that takes longer
+        than the connection itself, and memory in each child, which copies the pages of all objects that it uses.
+        """
         if self.url.scheme == "unix" and not hasattr(socket, "AF_UNIX"):
             raise ConfigError(f"{self.url}: Python has no Unix sockets on this system; use redis://HOST:PORT")
         url = self.url if self.credentials is None else self.url.without_user()
         try:
-            connections = pool.from_url(url.get_secret_value(), **options)
-            connections.connection_kwargs["protocol"] = 2  # even if the URL says otherwise: replies are parsed as RESP2
-            connection = connections.make_connection()
+            options |= _parse_url(module, url.get_secret_value())
+            options.pop("max_connections", None)  # for a pool
+            options["protocol"] = 2  # even if the URL says otherwise: replies are parsed as RESP2
+            connection = options.pop("connection_class", module.Connection)(**options)
+            connection.retry = retry  # also if the URL has retry_on_timeout; as an argument, it would be copied
         except (ValueError, TypeError, RedisError) as exc:
             # redis-py passes options as arguments and raises TypeError for unknown ones. Its message and its frames may
             # contain the password, also those of the exceptions before it.
@@ -390,6 +397,13 @@ class Endpoint:
             _check_files(self.url)
             return connection
         raise ConfigError(f"Invalid broker_url {self.safe_url}: {message}")  # not in the handler: without a context
+
+
+@lru_cache
+def _parse_url(module: Any, url: str) -> Mapping[str, Any]:
+    """Return redis-py's options from a URL. A child connects with those that its supervisor has parsed."""
+    options: Mapping[str, Any] = module.parse_url(url)
+    return options
 
 
 def _netloc(host: str, port: int) -> str:

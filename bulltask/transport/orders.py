@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
+from bulltask.jobs.clock import value_class
 from bulltask.jobs.errors import DecodeError
 from bulltask.lua import loader
 from bulltask.transport.call import Call, QueueKeys, command, script_call, text
@@ -41,7 +42,7 @@ _GRACE_MS: Final = 60_000
 """How long an order may stay in Redis after it has expired, so that a worker whose clock is late can refuse it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class Order:
     """An order to workers.
 
@@ -102,7 +103,7 @@ class Order:
         return order
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class Reply:
     """A worker's reply to an order.
 

@@ -17,7 +17,6 @@ from bulltask.jobs.errors import BrokerError, BrokerNotReadyError, BrokerUnavail
 from bulltask.jobs.job import NewJob, PlannedJob, in_order, text_chars
 from bulltask.transport.call import AnyAsyncClient, Call, QueueKeys, command
 from bulltask.transport.client import ClientPool
-from bulltask.transport.cluster import check_one_slot
 from bulltask.transport.cluster_slots import slot_of
 from bulltask.transport.scripts.add import (
     IdempotentWrite,
@@ -165,6 +164,8 @@ class Producer:
     def _parts(self, jobs: Sequence[NewJob]) -> Sequence[Sequence[NewJob]]:
         """Divide jobs into round trips; raises ``ConfigError`` if a cluster cannot store a job's parent with it."""
         if self._is_cluster:
+            from bulltask.transport.cluster import check_one_slot  # noqa: PLC0415 - only for a cluster
+
             for job in jobs:
                 if job.parent is not None or job.options.canvas:
                     check_one_slot([(self._keys(job.queue), job)])

@@ -60,7 +60,6 @@ from bulltask.observe.signals import TASK_SIGNALS
 from bulltask.queue.schedulers import add_next_iteration, scheduling_retry_delay_ms
 from bulltask.registry.batches import BatchJob, ErrorOrResult, split_outcome
 from bulltask.registry.canvas import Canvas, Signature
-from bulltask.registry.canvas_plan import plan_replacement
 from bulltask.registry.context import Checkpoints, Context, JobClient, JobCommand, LazyContext, enter_attempt
 from bulltask.registry.request import FailedRequest, Request, origin_of_replacement
 from bulltask.registry.results import AsyncResult, GroupResult
@@ -329,6 +328,8 @@ class RedisJobClient:
         await AsyncFlowProducer(broker=lambda: self._broker).add_planned(roots, [mark])
 
     def _replacement(self, canvas: Canvas[Any, Any], retries: int) -> tuple[list[PlannedJob], Call[Any]]:
+        from bulltask.registry.canvas_plan import plan_replacement  # noqa: PLC0415 - only for a canvas
+
         ref = JobRef(self._job.queue, self._job.id)
         origin = origin_of_replacement(self._job)
         roots, replacement = plan_replacement(canvas, self._config, ref, origin, retries=retries)

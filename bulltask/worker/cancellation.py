@@ -9,17 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import ctypes
-import functools
 import os
 import signal
 import sys
-import sysconfig
 import threading
 from asyncio import get_running_loop
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final, Protocol
@@ -50,10 +49,13 @@ __all__ = [
 ]
 
 
-_LIBRARIES: Final = (
-    *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
-    str(Path(bulltask.__file__).parent),
-)
+@cache
+def _libraries() -> tuple[str, ...]:
+    import sysconfig  # noqa: PLC0415 - its tables are large, and only a task that misuses the event loop needs them
+
+    paths = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return (*paths, str(Path(bulltask.__file__).parent))
+
 
 _CANCELS_OTHERS: Final = "tried to cancel the asyncio tasks of other jobs or of bulltask, which was prevented"
 
@@ -137,7 +139,7 @@ def origin_of(raised: BaseException | None) -> tuple[RunningJob | None, str]:
 
 def place_of(frame: FrameType | None, outermost: FrameType | None = None) -> str:
     """Return the file and the line of the innermost frame that is not a library's, up to ``outermost``; or ``""``."""
-    while frame is not None and frame is not outermost and frame.f_code.co_filename.startswith(_LIBRARIES):
+    while frame is not None and frame is not outermost and frame.f_code.co_filename.startswith(_libraries()):
         frame = frame.f_back
     if frame is None or frame is outermost:
         return ""
@@ -240,7 +242,7 @@ class TaskThreads:
         """
         assert self._executor is not None
         # A copy, as for a task on the main thread: a task's context variables are not visible to the next one.
-        call = InterruptibleCall(functools.partial(contextvars.copy_context().run, function, *args))
+        call = InterruptibleCall(partial(contextvars.copy_context().run, function, *args))
         started(call)
         try:
             return await get_running_loop().run_in_executor(self._executor, call.run)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from bulltask.config.config import Config
 from bulltask.config.parsers import TaskRate
@@ -22,7 +22,6 @@ from bulltask.observe.counters import MetricsBlock
 from bulltask.observe.events import JobThrottled
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, Fetched, FetchedJob, NoJob, QueueKeys, SyncClient, command, text
-from bulltask.transport.cluster import HashSlotWaits
 from bulltask.transport.cluster_slots import slot_of_key
 from bulltask.transport.scripts.move import (
     FetchOptions,
@@ -45,6 +44,9 @@ from bulltask.worker.broker_backoff import (
 )
 from bulltask.worker.outcomes import AcquiredJob
 from bulltask.worker.slots import ControlPage, Slot, SlotPool, SlotState, WakeupPipe
+
+if TYPE_CHECKING:
+    from bulltask.transport.cluster import HashSlotWaits
 
 __all__ = [
     "FetchOptionsCache",

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import distribution
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -61,7 +61,7 @@ from bulltask.worker.slots import (
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
-__all__ = ["IncompatibleJobs", "QueueCheck", "RateLimitCheck", "StateReport"]
+__all__ = ["IncompatibleJobs", "QueueCheck", "RateLimitCheck", "StateReport", "own_version"]
 
 
 _QUEUES_PER_TICK: Final = 100
@@ -548,6 +548,12 @@ def _rate_limits(app: App) -> dict[str, str]:
     return {name: str(rate) for name, rate in rates.items() if rate is not None}
 
 
+def own_version() -> str:
+    """Return bulltask's version; ``importlib.metadata.version()`` imports a parser of e-mails."""
+    metadata = distribution("bulltask").read_text("METADATA") or ""
+    return metadata.partition("\nVersion: ")[2].partition("\n")[0]
+
+
 def _constant_state(app: App, queues: Sequence[QueueKeys], worker_id: str) -> WorkerState:
     """Return the state without what changes."""
     config, names = app._config, sorted(app.tasks)
@@ -561,7 +567,7 @@ def _constant_state(app: App, queues: Sequence[QueueKeys], worker_id: str) -> Wo
         host=socket.gethostname(),
         pid=os.getpid(),
         app=app.name,
-        version=version("bulltask"),
+        version=own_version(),
         python=platform.python_version(),
         started_ms=app._broker.clock.now_ms(),
         queues=tuple(keys.queue for keys in queues),

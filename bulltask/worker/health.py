@@ -12,11 +12,10 @@ import os
 import socket
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from bulltask.jobs.clock import mono_ms
+from bulltask.jobs.clock import mono_ms, value_class
 
 if TYPE_CHECKING:
     from bulltask.observe.events import WorkerStopping
@@ -52,7 +51,7 @@ _PAGE_BYTES: Final = _NAME_AT + _NAME_BYTES
 _NO_REDIS: Final = "Redis does not serve it"
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Vitals:
     """What a supervisor knows about its worker.
 

@@ -14,7 +14,6 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from structlog.typing import FilteringBoundLogger
@@ -30,7 +29,7 @@ from bulltask.config.process import (
     name_process,
     unblock_signals,
 )
-from bulltask.jobs.clock import mono_ms
+from bulltask.jobs.clock import mono_ms, value_class
 from bulltask.observe.bus import Bus
 from bulltask.observe.counters import MetricsMemory
 from bulltask.observe.events import WorkerStopping
@@ -269,7 +268,7 @@ _CAUSES: Final = {"warm": ("SIGTERM", "Warm"), "cold": ("SIGQUIT", "Cold"), "res
 """``sig`` and ``how`` of ``worker_shutting_down``, by the mode of a shutdown."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True)
 class WorkerInfo:
     """The sender of a worker's signals; ``hostname`` is the worker id, Celery's node name."""
 

@@ -40,7 +40,6 @@ from bulltask.observe.counters import MetricsListener, MetricsMemory
 from bulltask.observe.events import ChildStarted, RedisReconnected, WorkerRestarting, WorkerStarted, WorkerStopping
 from bulltask.observe.log import LogListener, configure_logging, listener_errors, worker_id
 from bulltask.observe.signals import worker_init
-from bulltask.queue.overview import read_figures
 from bulltask.registry.task import close_connections
 from bulltask.transport.broker import (
     MIN_REDIS_VERSION,
@@ -78,7 +77,7 @@ from bulltask.worker.child_pool import (
     choose_launcher,
     reap_inherited,
 )
-from bulltask.worker.fleet import IncompatibleJobs, QueueCheck, RateLimitCheck, StateReport
+from bulltask.worker.fleet import IncompatibleJobs, QueueCheck, RateLimitCheck, StateReport, own_version
 from bulltask.worker.health import SLOTS_NAME, HealthReport, Pulse, Vitals
 from bulltask.worker.helpers import GuardProcess, HelperProcess, HookProcess, MetricsProcess, OutboxProcess, WorkerInfo
 from bulltask.worker.limits import Canceller, RevocationCheck, TimeLimitCheck
@@ -601,7 +600,7 @@ class _Assembly:
         )
 
     def _versions(self) -> Iterator[tuple[str, str]]:
-        yield "bulltask", version("bulltask")
+        yield "bulltask", own_version()
         yield "python", platform.python_version()
         yield "redis", self.redis_version
         package = (self.app_spec or "").partition(":")[0].partition(".")[0]
@@ -780,6 +779,8 @@ class _Assembly:
     def _exporter(self) -> MetricsProcess | None:
         if self.memory is None:
             return None
+        from bulltask.queue.overview import read_figures  # noqa: PLC0415 - only for metrics
+
         client = self.broker.worker_client(timeout_ms=SUPERVISOR_TIMEOUT_MS)
         return MetricsProcess(
             self.config,

@@ -19,7 +19,7 @@ from bulltask import App, BrokerUnavailableError, ResultTimeoutError, chain, gro
 from bulltask.config.urls import SecretUrl
 from bulltask.contrib.django.project import project_app
 from bulltask.contrib.django.test import JobsMixin
-from bulltask.embedded import is_under_test, server_of_tests, shared
+from bulltask.embedded import is_under_test, resolve_url, server_of_tests
 from bulltask.embedded import server as binary
 from bulltask.embedded import shared as under_test
 from bulltask.outbox.django import Outbox
@@ -225,6 +225,6 @@ def test_the_mixin_tests_the_projects_app_and_another_server_if_given(developmen
 def test_only_tests_are_isolated(development: str) -> None:
     teardown_test_environment()
     try:
-        assert shared.resolve_url(development) == development
+        assert resolve_url(development) == development
     finally:
         setup_test_environment()

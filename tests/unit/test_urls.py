@@ -239,3 +239,10 @@ def test_secrets_in_texts_of_others_are_hidden(text: str, shown: str) -> None:
 )
 def test_the_number_of_the_database_is_that_of_redis_py(url: str, database: int) -> None:
     assert SecretUrl(url).database == database
+
+
+def test_options_for_a_pool_and_for_retries_do_not_reach_a_connection() -> None:
+    url = "redis://localhost/0?max_connections=3&retry_on_timeout=true&protocol=3"
+    connection: Any = Endpoint(url, 1_000, 1_000).connection(None)._connection
+    assert connection.protocol == 2
+    assert connection.retry._retries == 0

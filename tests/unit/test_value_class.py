@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
 
 import pytest
@@ -19,6 +20,15 @@ class Point:
 @value_class(kw_only=True)
 class Labels:
     texts: list[str] = field(default_factory=list)
+
+
+class Root:
+    __slots__ = ()
+
+
+@value_class(frozen=True)
+class Fixed:
+    x: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +64,19 @@ def test_a_value_class_does_not_enforce_immutability_at_run_time() -> None:
     assert point.x == 2
     with pytest.raises(FrozenInstanceError):
         Frozen(1).x = 2  # type: ignore[misc]
+
+
+def test_a_frozen_value_class_refuses_changes_and_leaves_no_copy_without_slots_in_memory() -> None:
+    before = len(Root.__subclasses__())
+
+    @value_class(frozen=True)
+    class Shown(Root):
+        x: int = 1
+
+    gc.collect()
+    assert Root.__subclasses__()[before:] == [Shown]
+    with pytest.raises(FrozenInstanceError, match="cannot assign to field 'x'"):
+        Shown().x = 2  # type: ignore[misc]
+    with pytest.raises(FrozenInstanceError, match="cannot delete field 'x'"):
+        del Shown().x
+    assert copy.deepcopy(Fixed(2)) == Fixed(2) == copy.copy(Fixed(2))
