@@ -227,7 +227,7 @@ def test_a_worker_imports_nothing_large_before_it_needs_it() -> None:
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     late = {"bulltask.queue.aio", "bulltask.queue.sync", "bulltask.outbox", "prometheus_client", "pydantic"}
     late |= {"bulltask.embedded.server", "bulltask.queue.context", "bulltask.queue.overview"}
-    late |= {"bulltask.registry.canvas_plan", "bulltask.transport.cluster", "difflib", "email.parser", "zoneinfo"}
+    late |= {"bulltask.registry.canvas_plan", "bulltask.transport.cluster", "email.parser", "zoneinfo"}
     assert late & set(result.stdout.split()) == set()
 
 

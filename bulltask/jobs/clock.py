@@ -68,24 +68,27 @@ def _make_value_class(cls: type[T], *, kw_only: bool, frozen: bool) -> type[T]:
     made: type[Any] = dataclass(slots=True, eq=False, repr=False, kw_only=kw_only, frozen=frozen)(cls)
     if frozen:
         share_refusals(cls, made)
-    shown = [item.name for item in fields(made) if item.repr]
     compared = [item.name for item in fields(made) if item.compare]
-    values: Callable[[object], object] = attrgetter(*compared) if compared else type
-
-    def __eq__(self: object, other: object) -> bool:
-        return values(self) == values(other) if type(self) is type(other) else NotImplemented
-
-    def __hash__(self: object) -> int:
-        return hash(values(self))
-
-    def __repr__(self: object) -> str:
-        texts = [f"{name}={getattr(self, name)!r}" for name in shown]
-        return f"{type(self).__qualname__}({', '.join(texts)})"
-
-    for method in (__eq__, __hash__, __repr__):
-        if cls.__dict__.get(method.__name__) is None:
-            setattr(made, method.__name__, method)
+    made._compared = attrgetter(*compared) if compared else type  # noqa: SLF001
+    for name, method in (("__eq__", _equals), ("__hash__", _hash), ("__repr__", _show)):
+        if cls.__dict__.get(name) is None:
+            setattr(made, name, method)
     return made
+
+
+def _equals(self: Any, other: Any) -> bool:
+    if type(self) is not type(other):
+        return NotImplemented
+    return bool(self._compared(self) == other._compared(other))  # noqa: SLF001
+
+
+def _hash(self: Any) -> int:
+    return hash(self._compared(self))
+
+
+def _show(self: Any) -> str:
+    texts = [f"{item.name}={getattr(self, item.name)!r}" for item in fields(self) if item.repr]
+    return f"{type(self).__qualname__}({', '.join(texts)})"
 
 
 def share_refusals(cls: type, made: type[Any]) -> None:

@@ -384,10 +384,7 @@ class Endpoint:
             raise ConfigError(f"{self.url}: Python has no Unix sockets on this system; use redis://HOST:PORT")
         url = self.url if self.credentials is None else self.url.without_user()
         try:
-            options |= _parse_url(module, url.get_secret_value())
-            options.pop("max_connections", None)  # for a pool
-            options["protocol"] = 2  # even if the URL says otherwise: replies are parsed as RESP2
-            connection = options.pop("connection_class", module.Connection)(**options)
+            connection = _create_connection(module, url, options)
             connection.retry = retry  # also if the URL has retry_on_timeout; as an argument, it would be copied
         except (ValueError, TypeError, RedisError) as exc:
             # redis-py passes options as arguments and raises TypeError for unknown ones. Its message and its frames may
@@ -397,6 +394,14 @@ class Endpoint:
             _check_files(self.url)
             return connection
         raise ConfigError(f"Invalid broker_url {self.safe_url}: {message}")  # not in the handler: without a context
+
+
+def _create_connection(module: Any, url: SecretUrl, options: dict[str, Any]) -> Any:
+    # A function, and a new dictionary, because error reports show the variables of the callers.
+    options = options | _parse_url(module, url.get_secret_value())
+    options.pop("max_connections", None)  # for a pool
+    options["protocol"] = 2  # even if the URL says otherwise: replies are parsed as RESP2
+    return options.pop("connection_class", module.Connection)(**options)
 
 
 @lru_cache
