@@ -76,10 +76,8 @@ def _make_value_class(cls: type[T], *, kw_only: bool, frozen: bool) -> type[T]:
     return made
 
 
-def _equals(self: Any, other: Any) -> bool:
-    if type(self) is not type(other):
-        return NotImplemented
-    return bool(self._compared(self) == other._compared(other))  # noqa: SLF001
+def _equals(self: Any, other: Any) -> Any:
+    return self._compared(self) == other._compared(other) if type(self) is type(other) else NotImplemented  # noqa: SLF001
 
 
 def _hash(self: Any) -> int:

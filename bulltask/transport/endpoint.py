@@ -398,7 +398,7 @@ class Endpoint:
 
 def _create_connection(module: Any, url: SecretUrl, options: dict[str, Any]) -> Any:
     # A function, and a new dictionary, because error reports show the variables of the callers.
-    options = options | _parse_url(module, url.get_secret_value())
+    options = {**options, **_parse_url(module, url.get_secret_value())}
     options.pop("max_connections", None)  # for a pool
     options["protocol"] = 2  # even if the URL says otherwise: replies are parsed as RESP2
     return options.pop("connection_class", module.Connection)(**options)
