@@ -1,12 +1,15 @@
-"""Measure the pipeline: ``benchmarks/pipeline.py [keep-up|queues|open-jobs|growth]``.
+"""Measure the pipeline: ``benchmarks/pipeline.py [keep-up|executors|queues|open-jobs|growth]``.
 
 ``keep-up`` (default)
     Does the pipeline keep up with the events of four queues? A separate process writes job events to Redis at a
     constant rate, by default 20,000 events/s (a quarter of that while the JVM warms up), to streams of 100,000 entries,
     like BullMQ's scripts: 2% of the jobs fail, and 4% are retried. ``Pipeline.run`` writes them to a lake at the same
     time. The program prints a line for each batch, and a summary: events/s, the lag at the end, lost events, and the
-    pipeline's CPU time per 100,000 events. The exit code is 1 if events were lost, or if rows and losses do not add up
-    to all events.
+    pipeline's CPU time per 100,000 events, after a warm-up: in its first minutes, the JVM spends more on compiling its
+    own code than on batches. The exit code is 1 if events were lost, or if rows and losses do not add up to all events.
+``executors``
+    The same with 1, 2 and 4 executors of one core each, side by side: processes of their own, as in a cluster. The
+    driver's CPU time is that of its JVM and its Python processes.
 ``queues``
     How long does a batch take with 20 events of each of 1, 200 and 1,000 queues?
 ``open-jobs``
@@ -30,6 +33,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.synchronize import Event
@@ -43,7 +47,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks import lake_growth
-from benchmarks.processes import tree_cpu_us
+from benchmarks.processes import executors_of, tree_cpu_us
 from bulltask.lake.ledger import BatchRecord, last_record
 from bulltask.lake.reader import TableReader
 from bulltask.lake.storage import Lake
@@ -55,6 +59,7 @@ QUEUES = ("mail", "images", "reports", "billing")
 EVENTS_PER_JOB = 4.16
 CONF = {"spark.ui.showConsoleProgress": "false", "spark.driver.memory": "2g", "spark.log.level": "ERROR"}
 TICKS = 20  # per second
+WARM_UP_BATCHES = 5
 
 WRITE_EVENTS = """
 -- KEYS[1] events, KEYS[2] meta; ARGV: first new job, last new job + 1, stream length, new jobs per tick
@@ -119,22 +124,22 @@ class Watch(threading.Thread):
     def __init__(self, lake: Lake, client: redis.Redis, started: float) -> None:
         super().__init__(daemon=True)
         self.lake, self.client, self.started, self.ended = lake, client, started, threading.Event()
-        self.read = 0
+        self.read = self.number = 0
 
     def run(self) -> None:
-        number = 0
-        while not self.ended.wait(0.05):
+        while not self.ended.wait(0.5):
             head = last_record(self.lake)
-            if head is not None and head.number > number:
-                number, events = head.number, events_of(head)
+            if head is not None and head.number > self.number:
+                events = events_of(head)
                 self.read += events
                 lag = added(self.client) - self.read - sum(head.lost.values())
                 steps = " ".join(f"{name} {ms}" for name, ms in head.steps_ms.items())
                 print(
-                    f"{time.monotonic() - self.started:6.1f} s  batch {number:3}  {events:8,} events  "
+                    f"{time.monotonic() - self.started:6.1f} s  batch {head.number:3}  {events:8,} events  "
                     f"{sum(head.steps_ms.values()):6} ms ({steps})  lag {lag:8,}  open {head.open_job_events:,}",
                     flush=True,
                 )
+                self.number = head.number
 
 
 def catch_up(watch: Watch, client: redis.Redis, query: StreamingQuery) -> None:
@@ -152,10 +157,71 @@ class Moment:
     read: int
     added: int
     cpu_us: int
+    driver_us: int
+
+
+@dataclass
+class KeptUp:
+    """How the pipeline kept up between two moments, and the rows, losses and events at the end."""
+
+    start: Moment
+    end: Moment
+    rows: int
+    lost: int
+    events: int
+
+    @property
+    def read(self) -> int:
+        """The events that were read between the two moments."""
+        return self.end.read - self.start.read
+
+    @property
+    def seconds(self) -> float:
+        """How long that took."""
+        return self.end.at - self.start.at
+
+    @property
+    def missed(self) -> int:
+        """1 if events were lost, or neither in the lake nor counted as lost; otherwise 0."""
+        return int(self.lost > 0 or self.rows + self.lost != self.events)
+
+    def per_100_000(self, cpu_us: int) -> float:
+        """Return CPU seconds per 100,000 events that were read."""
+        return cpu_us / max(self.read, 1) / 10
 
 
 def keep_up(options: argparse.Namespace, spark: SparkSession, directory: Path) -> int:
     """Measure whether the pipeline keeps up with four queues; return the exit code."""
+    return show(options, measure_keeping_up(options, spark, directory))
+
+
+def executors(options: argparse.Namespace) -> int:
+    """Measure 1, 2 and 4 executors; return the exit code."""
+    processes = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1)
+    with processes:
+        results = {n: processes.submit(in_new_jvm, options, f"local-cluster[{n},1,1024]").result() for n in (1, 2, 4)}
+    print(f"\n{'executors of one core':32}" + "".join(f"{number:10}" for number in results))
+    for name, value in (
+        ("written, events/s", lambda it: f"{(it.end.added - it.start.added) / it.seconds:10,.0f}"),
+        ("read, events/s", lambda it: f"{it.read / it.seconds:10,.0f}"),
+        ("lag at the end, events", lambda it: f"{it.end.added - it.end.read:10,}"),
+        ("CPU s per 100,000 events", lambda it: f"{it.per_100_000(it.end.cpu_us - it.start.cpu_us):10.2f}"),
+        ("… of the driver", lambda it: f"{it.per_100_000(it.end.driver_us - it.start.driver_us):10.2f}"),
+        ("lost", lambda it: f"{it.lost:10,}"),
+    ):
+        print(f"{name:32}" + "".join(map(value, results.values())))
+    return max(it.missed for it in results.values())
+
+
+def in_new_jvm(options: argparse.Namespace, master: str) -> KeptUp:
+    """Measure in a process that has not started a JVM yet."""
+    print(f"\n{master}", flush=True)
+    with new_session(master) as spark, tempfile.TemporaryDirectory(prefix="bulltask-bench-") as directory:
+        return measure_keeping_up(options, spark, Path(directory))
+
+
+def measure_keeping_up(options: argparse.Namespace, spark: SparkSession, directory: Path) -> KeptUp:
+    """Run the pipeline while another process writes events."""
     stop, is_warm = (multiprocessing.get_context("spawn").Event() for _ in range(2))
     with (
         RedisServer.start(directory / "redis", flavor="redis") as server,
@@ -179,9 +245,13 @@ def keep_up(options: argparse.Namespace, spark: SparkSession, directory: Path) -
 
         def now() -> Moment:
             others = sum(tree_cpu_us(pid) for pid in (server.pid, generator.pid) if pid)
-            return Moment(time.monotonic(), watch.read, added(client), tree_cpu_us(os.getpid()) - others)
+            cpu_us = tree_cpu_us(os.getpid()) - others
+            driver_us = cpu_us - sum(map(tree_cpu_us, executors_of(os.getpid())))
+            return Moment(time.monotonic(), watch.read, added(client), cpu_us, driver_us)
 
         query.awaitTermination(options.warm_up)
+        while query.isActive and watch.number < WARM_UP_BATCHES:  # on a busy machine, the first ones take a minute
+            query.awaitTermination(1)
         is_warm.set()
         start = now()
         query.awaitTermination(options.seconds)
@@ -196,22 +266,23 @@ def keep_up(options: argparse.Namespace, spark: SparkSession, directory: Path) -
         rows = reader.count(EVENTS, reader.days(EVENTS))
         head = last_record(pipeline.lake)
         lost = 0 if head is None else sum(head.lost.values())
-        return show(options, start, end, (rows, lost, added(client)))
+        return KeptUp(start, end, rows, lost, added(client))
 
 
-def show(options: argparse.Namespace, start: Moment, end: Moment, counts: tuple[int, int, int]) -> int:
+def show(options: argparse.Namespace, kept: KeptUp) -> int:
     """Print the summary; return the exit code."""
-    rows, lost, total = counts
-    seconds, read, cpu_s = end.at - start.at, end.read - start.read, (end.cpu_us - start.cpu_us) / 1e6
-    is_complete = rows + lost == total
+    start, end, seconds = kept.start, kept.end, kept.seconds
+    cpu_us = end.cpu_us - start.cpu_us
+    is_complete = kept.rows + kept.lost == kept.events
     print(f"\nwritten   {(end.added - start.added) / seconds:10,.0f} events/s for {seconds:.0f} s", end="")
     print(f", 4 queues, streams of {options.max_events:,}")
-    print(f"read      {read / seconds:10,.0f} events/s")
+    print(f"read      {kept.read / seconds:10,.0f} events/s")
     print(f"lag       {end.added - end.read:10,} events at the end, {start.added - start.read:,} at the beginning")
-    print(f"CPU       {cpu_s / max(read, 1) * 1e5:10.2f} s per 100,000 events; {cpu_s / seconds:.2f} cores")
-    print(f"lost      {lost:10,}")
-    print(f"in bronze {rows:10,} rows; with the lost events, {'all' if is_complete else 'NOT ALL'} of {total:,}")
-    return int(lost > 0 or not is_complete)
+    print(f"CPU       {kept.per_100_000(cpu_us):10.2f} s per 100,000 events; {cpu_us / 1e6 / seconds:.2f} cores")
+    print(f"lost      {kept.lost:10,}")
+    print(f"in bronze {kept.rows:10,} rows; with the lost events, {'all' if is_complete else 'NOT ALL'}", end="")
+    print(f" of {kept.events:,}")
+    return kept.missed
 
 
 LIFECYCLES = """
@@ -343,7 +414,7 @@ MEASUREMENTS = {"keep-up": keep_up, "queues": many_queues, "open-jobs": open_job
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("measurement", nargs="?", choices=MEASUREMENTS, default="keep-up")
+    parser.add_argument("measurement", nargs="?", choices=[*MEASUREMENTS, "executors"], default="keep-up")
     parser.add_argument("--seconds", type=float, default=60, help="duration of the measurement (60)")
     parser.add_argument("--warm-up", type=float, default=40, help="seconds of JIT warm-up (40)")
     parser.add_argument("--rate", type=int, default=20_000, help="events/s (20000)")
@@ -358,10 +429,18 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=4, help="for growth: the first one is to warm up (4)")
     parser.add_argument("--master", default="local[2]", help="Spark's master (local[2])")
     options = parser.parse_args()
-    spark = session("bench", options.master, conf=CONF)
+    if options.measurement == "executors":
+        return executors(options)
+    with new_session(options.master) as spark, tempfile.TemporaryDirectory(prefix="bulltask-bench-") as directory:
+        return MEASUREMENTS[options.measurement](options, spark, Path(directory))
+
+
+@contextmanager
+def new_session(master: str) -> Iterator[SparkSession]:
+    """Run a session."""
+    spark = session("bench", master, conf=CONF)
     try:
-        with tempfile.TemporaryDirectory(prefix="bulltask-bench-") as directory:
-            return MEASUREMENTS[options.measurement](options, spark, Path(directory))
+        yield spark
     finally:
         spark.stop()
 

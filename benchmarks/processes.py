@@ -22,6 +22,7 @@ from bulltask.testing.worker import RedisServer
 __all__ = [
     "Failed",
     "Worker",
+    "executors_of",
     "ideal_seconds",
     "loops_of",
     "poll",
@@ -175,6 +176,16 @@ def tree_cpu_us(pid: int) -> int:
     """Return the CPU time of a process and its descendants, including exited children."""
     table = _processes()
     return sum(table[each].cpu_us for each in [pid, *_descendants(pid, table)] if each in table)
+
+
+def executors_of(pid: int) -> list[int]:
+    """Return the JVMs of Spark's executors below a process; there are none with a master ``local[…]``."""
+    found = []
+    for each in _descendants(pid):
+        with suppress(OSError):
+            if b"CoarseGrainedExecutorBackend" in Path(f"/proc/{each}/cmdline").read_bytes():
+                found.append(each)
+    return found
 
 
 def tree_pss_mib(pid: int) -> float:
