@@ -14,6 +14,7 @@ LOCK := requirements-dev.lock
 CONSTRAINTS := $(VENV)/constraints.txt
 SOURCES := pyproject.toml $(LOCK) bulltask/lua/manifest.json bulltask/lua/build_hook.py
 NODE_CLIENT := tests/interop/node_modules/.package-lock.json
+AZURITE := $(VENV)/azurite/node_modules/.package-lock.json
 # One environment per major version of the official Python client: tests/interop/official/requirements-2.txt and so on.
 OFFICIAL := $(patsubst tests/interop/official/requirements-%.txt,$(VENV)/official-%/installed.stamp,\
 	$(wildcard tests/interop/official/requirements-*.txt))
@@ -150,6 +151,7 @@ externals: $(if $(call selects,interop mixed_versions),$(OFFICIAL))
 externals: $(if $(call selects,tests/django),$(VENV)/django-6/installed.stamp)
 externals: $(if $(call selects,celery,tests/process),$(CELERY))
 externals: $(if $(call selects,spark),$(if $(CI),$(VENV)/connect/installed.stamp))
+externals: $(if $(call selects,spark lake),$(if $(CI),$(if $(shell command -v npm),$(AZURITE))))
 externals:
 	@command -v npm >/dev/null || echo "make: no Node.js (18 or newer, with npm): the interop tests need it"
 	@command -v redis-server >/dev/null || echo "make: no redis-server: the tests that start Redis need it (the others use the embedded Valkey)"
@@ -169,6 +171,11 @@ $(VENV)/spark-cds-archive/created.stamp: $(VENV)/dev.stamp
 
 $(NODE_CLIENT): tests/interop/package.json tests/interop/package-lock.json
 	cd tests/interop && npm ci --silent --no-audit --no-fund
+	@touch $@
+
+# A server with the API of Azure's object store takes 360 MB, so it is installed only in CI.
+$(AZURITE):
+	npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(VENV)/azurite azurite@3.37.0
 	@touch $@
 
 # A separate environment, because the client pins an older redis-py. Leaving out pip saves a second.

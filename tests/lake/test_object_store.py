@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from datetime import date
 from pathlib import Path
@@ -20,21 +21,23 @@ from bulltask.lake.storage import DataFile, Lake, RunLock
 from bulltask.lake.tables import EVENTS, JOBS, OPEN_EVENTS, Table
 from tests.support.job_histories import histories
 from tests.support.lake import LakeBuilder, at
-from tests.support.object_store import BUCKET, SECRET, object_store
+from tests.support.object_store import SECRET, STORES, Store
+from tests.support.programs import run_program
 from tests.support.stored_batches import StoredBatches, ids_of, rows_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize(("store", "bucket"), STORES)]
 
 
 @pytest.fixture
-def options() -> Iterator[Mapping[str, str]]:
-    with object_store() as options:
+def options(store: Store) -> Iterator[Mapping[str, str]]:
+    with store() as options:
         yield options
 
 
-@pytest.mark.slow
 def test_a_lake_in_an_object_store_is_searched_maintained_and_forgets(
-    options: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+    bucket: str, options: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lake = LakeBuilder(f"s3a://{BUCKET}/lake", options)
+    lake = LakeBuilder(f"{bucket}/lake", options)
     for day in (20, 21, 21):
         lake.events([{"event_id": "1795305600000-0", "event": "added", "job_id": "a", "dt": f"2026-11-{day}"}])
     for job_id in ("a", "b"):
@@ -58,11 +61,12 @@ def test_a_lake_in_an_object_store_is_searched_maintained_and_forgets(
     assert SECRET not in f"{lake.lake!r}{History(lake.lake.root, options)!r}{JOBS!r}"
 
 
-@pytest.mark.slow
-def test_a_pipeline_and_forget_never_write_at_the_same_time(options: Mapping[str, str], tmp_path: Path) -> None:
+def test_a_pipeline_and_forget_never_write_at_the_same_time(
+    bucket: str, options: Mapping[str, str], tmp_path: Path
+) -> None:
     """An object store has no locks: the one that begins later stops the other before its next commit."""
     events = histories(3, 6)
-    root, middle = f"s3://{BUCKET}/forgetting", len(events) // 2
+    root, middle = f"{bucket}/forgetting", len(events) // 2
     lake, begun = Lake(root, options), list[StoredBatches]()
     StoredBatches(RunLock(lake).lake, tmp_path / "checkpoint").write(0, events[:middle])
     (*_, open_job) = rows_of(lake, OPEN_EVENTS).select(["queue", "job_id"]).to_pylist()
@@ -88,3 +92,33 @@ def test_a_pipeline_and_forget_never_write_at_the_same_time(options: Mapping[str
     with pytest.raises(LakeInUseError, match="another 'bulltask pipeline run' or 'forget' has begun to write"):
         begun[0].write(2, events)
     assert last_record(lake) == head
+
+
+COMMITS = """
+import json
+import sys
+from tests.support.lake import LakeBuilder
+name, root, options = sys.argv[1], sys.argv[2], json.loads(sys.stdin.readline())
+lake = LakeBuilder(root, options)
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range(10):
+    lake.events([{"event_id": f"1795305600000-{number}", "event": name, "dt": "2026-11-21"}])
+print("done", flush=True)
+"""
+
+
+def test_commits_of_two_processes_at_once_lose_nothing(bucket: str, options: Mapping[str, str]) -> None:
+    """A store must refuse to replace a commit: delta-rs then makes it the next one."""
+    root = f"{bucket}/shared"
+    with run_program(COMMITS, "one", root) as one, run_program(COMMITS, "two", root) as two:
+        for program in (one, two):
+            program.write_line(json.dumps(dict(options)))
+            assert program.read_line() == "ready"
+        for program in (one, two):
+            program.write_line("go")
+        assert [program.read_line() for program in (one, two)] == ["done", "done"]
+    lake = Lake(root, options)
+    assert sorted((row["event"], row["event_seq"]) for row in TableReader(lake).rows(EVENTS)) == sorted(
+        (name, number) for name in ("one", "two") for number in range(10)
+    )

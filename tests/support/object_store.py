@@ -1,19 +1,28 @@
-"""A server with the API of S3 on this machine, by moto, for lakes in object stores."""
+"""Servers with the API of an object store on this machine, for lakes: of S3 by moto, of Azure by Azurite."""
 
 from __future__ import annotations
 
+import base64
+import hmac
+import os
+import shutil
+import subprocess
 import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from email.utils import formatdate
 from typing import Final
 
-from tests.support.programs import run_program
+import pytest
 
-__all__ = ["BUCKET", "SECRET", "object_store"]
+from tests.support.programs import ROOT, run_program
+
+__all__ = ["BUCKET", "SECRET", "STORES", "Store", "object_store"]
 
 BUCKET: Final = "lakes"
 
-SECRET: Final = "hunter2-of-a-test"
+SECRET: Final = "hunter2ofatest00"
+"""Azure's keys are Base64."""
 
 # A server of its own process: delta-rs holds this process's lock of the interpreter while it waits for an answer.
 _SERVER: Final = """
@@ -43,3 +52,54 @@ def object_store() -> Iterator[Mapping[str, str]]:
             "AWS_ENDPOINT_URL": url,
             "AWS_ALLOW_HTTP": "true",
         }
+
+
+_AZURITE: Final = ROOT / ".venv/azurite/node_modules/azurite/dist/src/blob/main.js"
+
+
+@contextmanager
+def _azure_store() -> Iterator[Mapping[str, str]]:
+    """Run a server of Azure's kind with an empty container `BUCKET`; yield the storage options for it."""
+    command = [shutil.which("node") or "node", str(_AZURITE), "--blobHost=127.0.0.1", "--blobPort=0", "--silent"]
+    command += ["--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry"]
+    accounts = {"AZURITE_ACCOUNTS": f"account:{SECRET}"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | accounts) as server:
+        try:
+            assert server.stdout is not None
+            url = f"{next(line for line in server.stdout if 'successfully listens' in line).split()[-1]}/account"
+            _create_container(url)
+            yield {
+                "AZURE_STORAGE_ACCOUNT_NAME": "account",
+                "AZURE_STORAGE_ACCOUNT_KEY": SECRET,
+                "AZURE_STORAGE_ENDPOINT": url,
+                "ALLOW_HTTP": "true",
+            }
+        finally:
+            server.kill()
+
+
+def _create_container(url: str) -> None:
+    headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
+    lines = ["PUT", *[""] * 11, *(f"{name}:{value}" for name, value in headers.items())]
+    signed = "\n".join([*lines, f"/account/account/{BUCKET}", "restype:container"])
+    signature = hmac.digest(base64.b64decode(SECRET), signed.encode(), "sha256")
+    headers["Authorization"] = f"SharedKey account:{base64.b64encode(signature).decode()}"
+    request = urllib.request.Request(f"{url}/{BUCKET}?restype=container", method="PUT", headers=headers)
+    urllib.request.urlopen(request, timeout=30).close()
+
+
+Store = Callable[[], AbstractContextManager[Mapping[str, str]]]
+
+STORES: Final = (
+    pytest.param(object_store, f"s3a://{BUCKET}", id="s3"),
+    pytest.param(
+        _azure_store,
+        f"abfss://{BUCKET}@account.dfs.core.windows.net",
+        id="azure",
+        marks=[
+            pytest.mark.extended,
+            pytest.mark.skipif(not _AZURITE.exists(), reason="make CI=1 externals installs Azurite"),
+        ],
+    ),
+)
+"""The stores, each with the URL of its bucket."""

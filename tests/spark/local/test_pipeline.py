@@ -26,7 +26,7 @@ from tests.support import silver_rows
 from tests.support.event_writing import write_events
 from tests.support.job_histories import histories
 from tests.support.lifecycle_oracle import LifecycleEvent, lifecycle
-from tests.support.object_store import BUCKET, SECRET, object_store
+from tests.support.object_store import SECRET, STORES, Store
 from tests.support.programs import run_program
 from tests.support.silver_rows import assert_same, attempt_row, job_row
 
@@ -284,7 +284,11 @@ def test_a_day_of_a_batch_is_one_file_for_each_task_whatever_the_number_of_queue
     assert table.batch == 1
 
 
+@pytest.mark.parametrize(("store", "bucket"), STORES)
 def test_a_lake_in_an_object_store_needs_no_checkpoint_and_shows_no_credentials(
+    *,
+    store: Store,
+    bucket: str,
     spark: SparkSession,
     broker_url: str,
     redis_client: redis.Redis,
@@ -294,8 +298,8 @@ def test_a_lake_in_an_object_store_needs_no_checkpoint_and_shows_no_credentials(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     events = events_of("mail", 15, 10)
-    with object_store() as options:
-        pipeline = Pipeline(spark, f"s3a://{BUCKET}/lake", url=broker_url, storage_options=options)
+    with store() as options:
+        pipeline = Pipeline(spark, f"{bucket}/lake", url=broker_url, storage_options=options)
         assert pipeline.checkpoint.is_relative_to(tmp_path / "state" / "bulltask")
         write_events(redis_client, events[:30])
         query = pipeline.run(available_now=True)
