@@ -269,20 +269,21 @@ class Lake:
             return existing
         self.check_layout(table)
         statistics = [name for name in arrow_schema(table).names if name in _STATISTICS]
-        DeltaTable.create(
-            self.location(table),
-            arrow_schema(table),
-            mode="ignore",
-            partition_by=[table.partition],
-            name=table.full_name,
-            description=table.doc,
-            configuration={
-                **_CONFIGURATION,
-                **table.configuration,
-                "delta.dataSkippingStatsColumns": ",".join(statistics),
-            },
-            storage_options=self._options or None,
-        )
+        with suppress(CommitFailedError):  # another process has created it meanwhile
+            DeltaTable.create(
+                self.location(table),
+                arrow_schema(table),
+                mode="ignore",
+                partition_by=[table.partition],
+                name=table.full_name,
+                description=table.doc,
+                configuration={
+                    **_CONFIGURATION,
+                    **table.configuration,
+                    "delta.dataSkippingStatsColumns": ",".join(statistics),
+                },
+                storage_options=self._options or None,
+            )
         created = self.open(table)
         assert created is not None
         return created
