@@ -9,17 +9,27 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bulltask.lake.tables import TABLES, Table
-from bulltask.spark.source.options import OPTIONS, REQUIRED, Operation, Option
+from bulltask.spark.source.options import (
+    REQUIRED,
+    CountsOptions,
+    EventsOptions,
+    JobsOptions,
+    Option,
+    SourceOptions,
+    StreamOptions,
+    WriteOptions,
+    options_of,
+)
 
 HERE = Path(__file__).parent
-OPERATIONS = {
-    Operation.JOBS: "jobs",
-    Operation.EVENTS: "events",
-    Operation.COUNTS: "counts",
-    Operation.STREAM: "streaming",
-    Operation.WRITE: "write",
+OPERATIONS: Mapping[type[SourceOptions], str] = {
+    JobsOptions: "jobs",
+    EventsOptions: "events",
+    CountsOptions: "counts",
+    StreamOptions: "streaming",
+    WriteOptions: "write",
 }
-"""The text in the column "used by"; the options for batch and streaming writes are the same."""
+"""The text in the column "used by"."""
 
 
 def pages() -> Mapping[Path, str]:
@@ -31,7 +41,8 @@ def pages() -> Mapping[Path, str]:
 def options() -> str:
     """Return the table of the source's options."""
     lines = ["| option | used by | default | meaning |", "|---|---|---|---|"]
-    return "\n".join([*lines, *map(_option, OPTIONS)]) + "\n"
+    rows = dict.fromkeys(row for kind in OPERATIONS for row in options_of(kind).values())
+    return "\n".join([*lines, *map(_option, rows)]) + "\n"
 
 
 def tables() -> str:
@@ -40,7 +51,7 @@ def tables() -> str:
 
 
 def _option(row: Option) -> str:
-    words = [word for operation, word in OPERATIONS.items() if operation in row.operations]
+    words = [word for kind, word in OPERATIONS.items() if row in options_of(kind).values()]
     operations = "all" if len(words) == len(OPERATIONS) else ", ".join(words)
     meaning, _, computed = row.doc.partition("; default: ")
     if computed:

@@ -13,48 +13,21 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from typing import Any, ClassVar, Final, Literal, TypedDict, TypeVar, cast
 
 from bulltask import embedded
 from bulltask.config.config import Config
-from bulltask.config.parsers import Parse, choice, flag, integer, optional, parse_names, plain_text
+from bulltask.config.parsers import Parse, choice, flag, integer, optional, parse_names, plain_text, queue_name
 from bulltask.config.settings import ENV_PREFIX, Settings
 from bulltask.config.urls import SecretUrl, url
-from bulltask.jobs.errors import ConfigError, DecodeError, InvalidNameError, did_you_mean
-from bulltask.jobs.names import bullmq_name, check_queue_name, name_in_app
+from bulltask.jobs.errors import ConfigError, DecodeError, did_you_mean
+from bulltask.jobs.names import bullmq_name, name_in_app
 from bulltask.lake.tables import FINISHED, check_broker, queue_prefix
 from bulltask.spark.source.offsets import StartAt, StreamId
 from bulltask.transport.call import QueueKeys
 from bulltask.transport.scripts.queue import LISTS, SETS
-
-__all__ = [
-    "OPTIONS",
-    "REQUIRED",
-    "BrokerOptions",
-    "CountsOptions",
-    "EventsOptions",
-    "JobsOptions",
-    "Operation",
-    "Option",
-    "OptionsT",
-    "ReadOptions",
-    "SourceOptions",
-    "StreamOptions",
-    "WriteOptions",
-    "broker_options",
-    "columns_of",
-    "config_of",
-    "read_options",
-    "row_name",
-    "table_of",
-]
-
-
-_LOCATION: Final = {"url": "broker_url", "prefix": "prefix", "queue_hash_tag": "queue_hash_tag"}
-"""The setting of each of the `BrokerOptions`, which are also fields of the table of options."""
 
 
 class BrokerOptions(TypedDict, total=False):
@@ -91,7 +64,11 @@ def config_of(arguments: Mapping[str, Any]) -> Config:
 
     If ``broker`` names one, its settings are ``BULLTASK_EU_BROKER_URL``, ``BULLTASK_EU_PREFIX`` …
     """
-    broker, given = arguments.get("broker"), {it: arguments.get(name) for name, it in _LOCATION.items()}
+    broker, names = (
+        arguments.get("broker"),
+        {"broker_url": "url", "prefix": "prefix", "queue_hash_tag": "queue_hash_tag"},
+    )
+    given = {setting: arguments.get(name) for setting, name in names.items()}
     config = resolve_config(given, _environment_of(broker) if broker and given["broker_url"] is None else None)
     return replace(config, broker_url=embedded.resolve_url(config.broker_url))
 
@@ -140,27 +117,19 @@ Table = Literal["jobs", "events", "counts"]
 OptionsT = TypeVar("OptionsT", bound="SourceOptions")
 
 
-class Operation(StrEnum):
-    """An operation of the source or the sink; each has its own options."""
-
-    JOBS = "batch read of jobs"
-    EVENTS = "batch read of events"
-    COUNTS = "batch read of counts"
-    STREAM = "streaming read of events"
-    WRITE = "batch write"
-    WRITE_STREAM = "streaming write"
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Option:
-    """An option with its name, field, operations, parser, default and help."""
+    """An option: its name, parser, default and help. Operations may have different options with the same name."""
 
     name: str
-    field: str
-    operations: frozenset[Operation]
     parse: Parse
     default: object
     doc: str
+
+
+def _option(name: str, parse: Parse, default: object, doc: str) -> Any:
+    """Declare the field that an option sets."""
+    return field(metadata={"option": Option(name, parse, default, doc)})
 
 
 # Parsers: for an invalid value, each raises a ConfigError whose message names the option.
@@ -168,14 +137,11 @@ class Option:
 
 def _queue_names(value: Any, name: str) -> tuple[str, ...]:
     """Return unique queue names from ``a,b``, a JSON list if a name contains a comma, or ``*`` for all."""
-    text = value.strip() if isinstance(value, str) else value
-    if isinstance(text, str) and text.startswith("["):
-        text = _json(text, name, list)
-    if EVERY in (names := parse_names(text, name)) and len(names) > 1:
+    if EVERY in (names := _words(value, name)) and len(names) > 1:
         raise ConfigError(f"{name} must be either '*' or queue names, not {value!r}")
     if not names:
         raise ConfigError(f"{name} must name a queue, or be '*' for all queues, not {value!r}")
-    return tuple(dict.fromkeys(queue if queue == EVERY else _queue_name(queue, name) for queue in names))
+    return tuple(dict.fromkeys(queue if queue == EVERY else queue_name(queue, name) for queue in names))
 
 
 def _job_states(value: Any, name: str) -> tuple[str, ...]:
@@ -189,11 +155,14 @@ def _job_states(value: Any, name: str) -> tuple[str, ...]:
 
 def _texts(value: Any, name: str) -> tuple[str, ...]:
     """Return unique texts from ``a,b``, or from a JSON list if one contains a comma."""
-    text = value.strip() if isinstance(value, str) else value
-    texts = parse_names(_json(text, name, list) if isinstance(text, str) and text.startswith("[") else text, name)
-    if not texts:
+    if not (texts := _words(value, name)):
         raise ConfigError(f"{name} must not be empty")
     return tuple(dict.fromkeys(texts))
+
+
+def _words(value: Any, name: str) -> tuple[str, ...]:
+    is_json = isinstance(value, str) and value.strip().startswith("[")
+    return parse_names(_json(value, name, list) if is_json else value, name)
 
 
 def _starts(value: Any, name: str) -> str | Mapping[str, StreamId]:
@@ -201,7 +170,7 @@ def _starts(value: Any, name: str) -> str | Mapping[str, StreamId]:
     text = str(value).strip()
     if not text.startswith("{"):
         return str(choice("earliest", "latest")(text, name))
-    return {_queue_name(queue, name): _id(start, name) for queue, start in _json(text, name, dict).items()}
+    return {queue_name(queue, name): _id(start, name) for queue, start in _json(text, name, dict).items()}
 
 
 def _duration_ms(value: Any, name: str) -> int:
@@ -238,13 +207,6 @@ def _json(text: str, name: str, kind: type) -> Any:
     return parsed
 
 
-def _queue_name(value: Any, name: str) -> str:
-    try:
-        return check_queue_name(value)
-    except InvalidNameError as exc:
-        raise ConfigError(f"{name}: {exc}") from exc
-
-
 def _id(value: Any, name: str) -> StreamId:
     """Return the id after which to begin. A number stands for the beginning of that millisecond."""
     text = str(value)
@@ -254,63 +216,21 @@ def _id(value: Any, name: str) -> StreamId:
         raise ConfigError(f"{name}: {exc}") from exc
 
 
-_ALL = frozenset(Operation)
-_READS = frozenset({Operation.JOBS, Operation.EVENTS, Operation.COUNTS, Operation.STREAM})
-_BATCH = frozenset({Operation.JOBS, Operation.EVENTS, Operation.COUNTS})
-_JOBS = frozenset({Operation.JOBS})
-_EVENTS = frozenset({Operation.EVENTS, Operation.STREAM})
-_STREAM = frozenset({Operation.STREAM})
-_WRITES = frozenset({Operation.WRITE, Operation.WRITE_STREAM})
-
-_COUNT = optional(integer(1))
-_O = Option
-OPTIONS: Final = (
-    _O("url", "url", _ALL, optional(url), None, "URL of Redis; default: BULLTASK_BROKER_URL"),
-    _O("prefix", "prefix", _ALL, optional(plain_text), None, "prefix of BullMQ's keys; default: BULLTASK_PREFIX"),
-    _O("queueHashTag", "queue_hash_tag", _ALL, optional(flag), None, "store 'emails' as '{emails}'; default: true"),
-    _O("broker", "broker", _READS, check_broker, "", "name of the broker, such as eu: queue 'mail' becomes 'eu:mail'"),
-    _O("queue", "queues", _READS, _queue_names, REQUIRED, "comma-separated names, or * for all queues"),
-    _O("queue", "queue", _WRITES, optional(_queue_name), None, "the queue; default: the column 'queue'"),
-    _O("skipUnsupportedQueues", "skip_unsupported", _READS, flag, False, "skip queues that a lake cannot record"),
-    _O("table", "table", _BATCH, choice("jobs", "events", "counts"), "jobs", "what to read"),
-    _O("table", "table", _STREAM, choice("events"), "events", "what to read"),
-    _O("state", "states", _JOBS, _job_states, "completed,failed", "states of the jobs to read"),
-    _O("id", "ids", _JOBS, optional(_texts), None, "only the jobs with these comma-separated ids"),
-    _O("columns", "columns", _READS, optional(_texts), None, "comma-separated names; default: all, or the schema's"),
-    _O("numPartitions", "partitions", _JOBS, optional(integer(1, 10_000)), None, "maximum number; default: 2 per core"),
-    _O(
-        "numPartitions",
-        "partitions",
-        _EVENTS,
-        optional(integer(1, 10_000)),
-        None,
-        "tasks of a large read; default: 2 per core",
-    ),
-    _O("minRowsPerPartition", "min_rows", _JOBS, integer(1), 1_000, "minimum number of jobs per partition"),
-    _O("since", "since_ms", _JOBS, optional(_moment_ms), None, "only jobs that finished at this time or later"),
-    _O("until", "until_ms", _JOBS, optional(_moment_ms), None, "only jobs that finished before this time"),
-    _O("fetchSize", "fetch_size", _JOBS, integer(1, 100_000), 1_000, "jobs per round trip to Redis"),
-    _O("fetchSize", "fetch_size", _EVENTS, integer(1, 100_000), 5_000, "events per round trip to Redis"),
-    _O("chunkSize", "chunk_size", _WRITES, integer(1, 10_000), 500, "jobs per round trip to Redis"),
-    _O("eventsPerPartition", "per_partition", _EVENTS, integer(1), 100_000, "events per partition"),
-    _O("startingOffsets", "starting", _STREAM, _starts, "earliest", "earliest, latest, or JSON: an id for each queue"),
-    _O("maxEventsPerTrigger", "max_events_per_trigger", _STREAM, _COUNT, 200_000, "events per batch; none: no limit"),
-    _O("alignQueues", "align", _STREAM, flag, True, "end a batch at the same event time for all queues"),
-    _O("failOnDataLoss", "fail_on_loss", _STREAM, flag, True, "fail if events were trimmed before they were read"),
-    _O("gapRows", "gap_rows", _STREAM, flag, False, "if failOnDataLoss is false: add a row for lost events"),
-    _O("writeId", "write_id", _WRITES, optional(plain_text), None, "id of the write, to retry it without duplicates"),
-    _O("idColumn", "id_column", _WRITES, optional(plain_text), None, "column with job ids; default: id, if it exists"),
-    _O("idempotent", "idempotent", _WRITES, flag, True, "do not add a job again after it has been removed"),
-    _O("idempotencyTtl", "idempotency_ttl_ms", _WRITES, _duration_ms, "7d", "how long Redis keeps ids of added jobs"),
-    _O("jobOpts", "job_opts", _WRITES, _job_options, "{}", "options of every job in JSON, as for Queue.add"),
-)
+_TASKS: Final = optional(integer(1, 10_000))
+_PAGE: Final = integer(1, 100_000)
+_LOCATION: Final = {
+    "broker_url": Option("url", optional(url), None, "URL of Redis; default: BULLTASK_BROKER_URL"),
+    "prefix": Option("prefix", optional(plain_text), None, "prefix of BullMQ's keys; default: BULLTASK_PREFIX"),
+    "queue_hash_tag": Option("queueHashTag", optional(flag), None, "store 'emails' as '{emails}'; default: true"),
+}
+"""The options that all operations have, by the setting that they override."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
     """The options of every read and write. ``config`` has the location of Redis, and settings for names."""
 
-    operation: ClassVar[Operation]
+    operation: ClassVar[str]
     config: Config = field(repr=False)  # its URL may have a password
 
     @property
@@ -337,23 +257,20 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions(SourceOptions):
-    """The options of every read.
+    """The options of every read. ``queues`` has no name twice, and none at all for ``*``."""
 
-    Attributes:
-        broker: The name of the broker; rows have it before the names of queues.
-        queues: Unique queue names; empty for all queues.
-        every: Whether all queues under the prefix are read.
-        skip_unsupported: Whether queues that a lake cannot record are skipped.
-        table: What is read.
-        columns: The columns of the table if the reader has no schema; ``None`` for all.
-    """
+    broker: str = _option("broker", check_broker, "", "name of the broker, such as eu: queue 'mail' becomes 'eu:mail'")
+    queues: tuple[str, ...] = _option("queue", _queue_names, REQUIRED, "comma-separated names, or * for all queues")
+    skip_unsupported: bool = _option("skipUnsupportedQueues", flag, False, "skip queues that a lake cannot record")
+    table: Table = _option("table", choice("jobs", "events", "counts"), "jobs", "what to read")
+    columns: tuple[str, ...] | None = _option(
+        "columns", optional(_texts), None, "comma-separated names; default: all, or the schema's"
+    )
 
-    broker: str
-    queues: tuple[str, ...]
-    every: bool
-    skip_unsupported: bool
-    table: Table
-    columns: tuple[str, ...] | None
+    @property
+    def every(self) -> bool:
+        """Whether all queues under the prefix are read."""
+        return not self.queues
 
     @property
     def queue_prefix(self) -> str:
@@ -363,16 +280,16 @@ class ReadOptions(SourceOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobsOptions(ReadOptions):
-    """A batch read of jobs; the table of options describes each field."""
+    """A batch read of jobs."""
 
-    operation: ClassVar[Operation] = Operation.JOBS
-    states: tuple[str, ...]
-    ids: tuple[str, ...] | None
-    partitions: int | None
-    min_rows: int
-    fetch_size: int
-    since_ms: int | None
-    until_ms: int | None
+    operation: ClassVar = "batch read of jobs"
+    states: tuple[str, ...] = _option("state", _job_states, "completed,failed", "states of the jobs to read")
+    ids: tuple[str, ...] | None = _option("id", optional(_texts), None, "only the jobs with these comma-separated ids")
+    partitions: int | None = _option("numPartitions", _TASKS, None, "maximum number; default: 2 per core")
+    min_rows: int = _option("minRowsPerPartition", integer(1), 1_000, "minimum number of jobs per partition")
+    since_ms: int | None = _option("since", optional(_moment_ms), None, "only jobs that finished at this time or later")
+    until_ms: int | None = _option("until", optional(_moment_ms), None, "only jobs that finished before this time")
+    fetch_size: int = _option("fetchSize", _PAGE, 1_000, "jobs per round trip to Redis")
 
     @property
     def id_pages(self) -> Sequence[Sequence[str] | None]:
@@ -397,32 +314,34 @@ class JobsOptions(ReadOptions):
 class CountsOptions(ReadOptions):
     """A batch read of the number of jobs in each state of each queue."""
 
-    operation: ClassVar[Operation] = Operation.COUNTS
+    operation: ClassVar = "batch read of counts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventsOptions(ReadOptions):
     """A batch read of events."""
 
-    operation: ClassVar[Operation] = Operation.EVENTS
-    partitions: int | None
-    fetch_size: int
-    per_partition: int
+    operation: ClassVar = "batch read of events"
+    partitions: int | None = _option("numPartitions", _TASKS, None, "tasks of a large read; default: 2 per core")
+    fetch_size: int = _option("fetchSize", _PAGE, 5_000, "events per round trip to Redis")
+    per_partition: int = _option("eventsPerPartition", integer(1), 100_000, "events per partition")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamOptions(ReadOptions):
+class StreamOptions(EventsOptions):
     """A streaming read of events."""
 
-    operation: ClassVar[Operation] = Operation.STREAM
-    partitions: int | None
-    fetch_size: int
-    per_partition: int
-    starting: Literal["earliest", "latest"] | Mapping[str, StreamId]
-    max_events_per_trigger: int | None
-    align: bool
-    fail_on_loss: bool
-    gap_rows: bool
+    operation: ClassVar = "streaming read of events"
+    table: Table = _option("table", choice("events"), "events", "what to read")
+    starting: Literal["earliest", "latest"] | Mapping[str, StreamId] = _option(
+        "startingOffsets", _starts, "earliest", "earliest, latest, or JSON: an id for each queue"
+    )
+    max_events_per_trigger: int | None = _option(
+        "maxEventsPerTrigger", optional(integer(1)), 200_000, "events per batch; none: no limit"
+    )
+    align: bool = _option("alignQueues", flag, True, "end a batch at the same event time for all queues")
+    fail_on_loss: bool = _option("failOnDataLoss", flag, True, "fail if events were trimmed before they were read")
+    gap_rows: bool = _option("gapRows", flag, False, "if failOnDataLoss is false: add a row for lost events")
 
     def starts_at(self, queue: str) -> StartAt:
         """Return where to begin with a queue (BullMQ's name); ``earliest`` if ``startingOffsets`` does not name it."""
@@ -435,16 +354,31 @@ class StreamOptions(ReadOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions(SourceOptions):
-    """A write of jobs, batch or streaming; the table of options describes each field."""
+    """A write of jobs, batch or streaming."""
 
-    operation: ClassVar[Operation] = Operation.WRITE
-    queue: str | None
-    chunk_size: int
-    write_id: str | None
-    id_column: str | None
-    idempotent: bool
-    idempotency_ttl_ms: int
-    job_opts: Mapping[str, Any]
+    operation: ClassVar = "write"
+    queue: str | None = _option("queue", optional(queue_name), None, "the queue; default: the column 'queue'")
+    chunk_size: int = _option("chunkSize", integer(1, 10_000), 500, "jobs per round trip to Redis")
+    write_id: str | None = _option(
+        "writeId", optional(plain_text), None, "id of the write, to retry it without duplicates"
+    )
+    id_column: str | None = _option(
+        "idColumn", optional(plain_text), None, "column with job ids; default: id, if it exists"
+    )
+    idempotent: bool = _option("idempotent", flag, True, "do not add a job again after it has been removed")
+    idempotency_ttl_ms: int = _option("idempotencyTtl", _duration_ms, "7d", "how long Redis keeps ids of added jobs")
+    job_opts: Mapping[str, Any] = _option(
+        "jobOpts", _job_options, "{}", "options of every job in JSON, as for Queue.add"
+    )
+
+
+KINDS: Final[tuple[type[SourceOptions], ...]] = (JobsOptions, EventsOptions, CountsOptions, StreamOptions, WriteOptions)
+"""The options of each operation."""
+
+
+def options_of(kind: type[SourceOptions]) -> dict[str, Option]:
+    """Return the options of an operation, by the names of the settings and fields that they set."""
+    return _LOCATION | {it.name: it.metadata["option"] for it in fields(kind) if it.metadata}
 
 
 def row_name(stored_name: str, *, hash_tag: bool) -> str:
@@ -458,16 +392,12 @@ def row_name(stored_name: str, *, hash_tag: bool) -> str:
 
 def table_of(options: Mapping[str, str]) -> Table:
     """Return the table of a batch read; default: ``jobs``."""
-    return cast("Table", _named(options, "table"))
+    return cast("Table", _value(options_of(ReadOptions)["table"], _lower_names(options)))
 
 
 def columns_of(options: Mapping[str, str]) -> tuple[str, ...] | None:
     """Return the columns of a read; ``None`` for all."""
-    return cast("tuple[str, ...] | None", _named(options, "columns"))
-
-
-def _named(options: Mapping[str, str], name: str) -> Any:
-    return _value(next(row for row in OPTIONS if row.name == name), _lower_names(options))
+    return cast("tuple[str, ...] | None", _value(options_of(ReadOptions)["columns"], _lower_names(options)))
 
 
 def read_options(
@@ -483,14 +413,12 @@ def read_options(
             option and shows no password.
     """
     options = given = _lower_names(options)
-    rows = [row for row in OPTIONS if kind.operation in row.operations]
-    _reject_unknown(given, rows, kind.operation)
-    fields = {row.field: _value(row, given) for row in rows}
-    fields["config"] = resolve_config({setting: fields.pop(name) for name, setting in _LOCATION.items()}, environ)
-    if "queues" in fields:
-        fields["every"] = fields["queues"] == (EVERY,)
-        fields["queues"] = () if fields["every"] else _unique_queues(fields["queues"], fields["config"])
-    return kind(**fields)
+    _reject_unknown(given, kind)
+    values = {name: _value(row, given) for name, row in options_of(kind).items()}
+    values["config"] = config = resolve_config({name: values.pop(name) for name in _LOCATION}, environ)
+    if "queues" in values:
+        values["queues"] = _unique_queues(values["queues"], config)
+    return kind(**values)
 
 
 def _lower_names(options: Mapping[str, str]) -> dict[str, str]:
@@ -500,19 +428,20 @@ def _lower_names(options: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in given.items() if name not in SPARK_OPTIONS}
 
 
-def _reject_unknown(given: Iterable[str], rows: Iterable[Option], operation: Operation) -> None:
-    supported = {row.name.lower(): row.name for row in rows}
-    all_options = {row.name.lower(): row for row in OPTIONS}
+def _reject_unknown(given: Iterable[str], kind: type[SourceOptions]) -> None:
+    names = {it: {row.name.lower(): row.name for row in options_of(it).values()} for it in KINDS}
+    supported = names[kind]
     for name in given:
         if name in supported:
             continue
-        if row := all_options.get(name):
-            others = ", ".join(sorted(it for option in OPTIONS if option.name == row.name for it in option.operations))
-            raise option_error("UNKNOWN", f"a {operation} has no option {row.name}; it is an option for: {others}")
+        if others := {it.operation: known[name] for it, known in names.items() if name in known}:
+            shown, operations = next(iter(others.values())), ", ".join(sorted(others))
+            text = f"a {kind.operation} has no option {shown}; it is an option for: {operations}"
+            raise option_error("UNKNOWN", text)
         hint = did_you_mean(name, supported)
         for lowered, option_name in supported.items():
             hint = hint.replace(repr(lowered), repr(option_name))
-        raise option_error("UNKNOWN", f"a {operation} has no option {name}{hint}")
+        raise option_error("UNKNOWN", f"a {kind.operation} has no option {name}{hint}")
 
 
 def _value(row: Option, given: Mapping[str, str]) -> Any:
@@ -529,7 +458,7 @@ def _value(row: Option, given: Mapping[str, str]) -> Any:
         raise option_error("INVALID", str(exc)) from None  # Spark would print the same message twice
 
 
-def _unique_queues(queues: Iterable[str], config: Config) -> tuple[str, ...]:
-    """Remove duplicates: with ``queueHashTag``, ``emails`` and ``{emails}`` are the same queue."""
-    by_bullmq_name = {bullmq_name(queue, hash_tag=config.queue_hash_tag): queue for queue in queues}
+def _unique_queues(queues: Sequence[str], config: Config) -> tuple[str, ...]:
+    """Return names once; with ``queueHashTag``, ``emails`` and ``{emails}`` are one queue. ``*`` has no names."""
+    by_bullmq_name = {bullmq_name(queue, hash_tag=config.queue_hash_tag): queue for queue in queues if queue != EVERY}
     return tuple(by_bullmq_name.values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +12,19 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from bulltask.errors import ConfigError
 from bulltask.spark.source.offsets import LAST_SEQ, StreamId
 from bulltask.spark.source.options import (
-    OPTIONS,
+    KINDS,
     REQUIRED,
     CountsOptions,
     EventsOptions,
     JobsOptions,
-    Operation,
     SourceOptions,
     StreamOptions,
     WriteOptions,
     config_of,
+    options_of,
     read_options,
     table_of,
 )
-
-KINDS = [JobsOptions, EventsOptions, CountsOptions, StreamOptions, WriteOptions]
 
 
 def error_of(kind: type[SourceOptions], **options: str) -> str:
@@ -76,16 +73,11 @@ def test_a_write_requires_no_option_and_is_idempotent_for_a_week() -> None:
     assert (options.idempotent, options.idempotency_ttl_ms, options.job_opts) == (True, 7 * 86_400_000, {})
 
 
-def test_every_default_is_valid_for_its_own_parser() -> None:
-    for row in OPTIONS:
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_default_is_valid_for_its_own_parser(kind: type[SourceOptions]) -> None:
+    for row in options_of(kind).values():
         if row.default is not REQUIRED:
             row.parse(row.default, row.name)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_option_has_a_field_in_the_options_class_of_its_operation(kind: type[SourceOptions]) -> None:
-    names = {row.field for row in OPTIONS if kind.operation in row.operations} - {"url", "prefix", "queue_hash_tag"}
-    assert names == {field.name for field in fields(kind)} - {"config", "every"}
 
 
 def test_option_names_are_case_insensitive_as_in_sparks_option_map() -> None:
@@ -302,7 +294,7 @@ def test_the_table_of_a_batch_read_is_known_before_its_options_are_read() -> Non
         table_of({"table": "job"})
 
 
-def test_option_names_are_unique_for_each_operation() -> None:
-    for operation in Operation:
-        names = [row.name.lower() for row in OPTIONS if operation in row.operations]
-        assert len(names) == len(set(names)), operation
+@pytest.mark.parametrize("kind", KINDS)
+def test_option_names_are_unique_for_each_operation(kind: type[SourceOptions]) -> None:
+    names = [row.name.lower() for row in options_of(kind).values()]
+    assert len(names) == len(set(names))
