@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic
 from zlib import crc32
 
 import pyarrow as pa
-from pyspark.sql.datasource import (
-    DataSourceReader,
-    DataSourceStreamReader,
-    InputPartition,
-)
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
@@ -28,14 +24,7 @@ from bulltask.spark.source.columns import (
     hash_fields,
     job_record_batch,
 )
-from bulltask.spark.source.connection import (
-    Connection,
-    QueueSelection,
-    discover_queues,
-    log_skipped,
-    not_a_stream_reason,
-    select_queues,
-)
+from bulltask.spark.source.connection import Connection, QueueSelection, discover_queues, log_skipped, select_queues
 from bulltask.spark.source.discovery import QueueDiscovery
 from bulltask.spark.source.offsets import (
     EventGap,
@@ -49,14 +38,7 @@ from bulltask.spark.source.offsets import (
     first_offset,
     with_stream_end,
 )
-from bulltask.spark.source.options import (
-    CountsOptions,
-    EventsOptions,
-    JobsOptions,
-    OptionsT,
-    ReadOptions,
-    StreamOptions,
-)
+from bulltask.spark.source.options import CountsOptions, EventsOptions, JobsOptions, OptionsT, StreamOptions
 from bulltask.spark.source.planning import (
     BatchLimits,
     EntryRange,
@@ -81,16 +63,6 @@ from bulltask.transport.scripts.queue import (
     state_size,
 )
 from bulltask.transport.streams import MAX_RANGE, last_id_of_range, stream_exists, stream_info
-
-__all__ = [
-    "CountsReader",
-    "EventsPartition",
-    "EventsReader",
-    "EventsStreamReader",
-    "JobsPartition",
-    "JobsReader",
-    "QueueShare",
-]
 
 _log = logging.getLogger(__name__)  # without a handler, it writes to the driver's stderr
 
@@ -158,7 +130,7 @@ class JobsReader(_TableReader[JobsOptions]):
             shares = [share for keys in queues for share in self._plan(connection, keys)]
         # Spark would replace an empty list with a default partition, which read() does not support.
         count = max(1, min(len(shares), self._max_parts))
-        planned = _planned(self._options, queues)
+        planned = frozenset(keys.name for keys in queues) if self._options.every else None
         return [JobsPartition(tuple(shares[number::count]), None if number else planned) for number in range(count)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -167,8 +139,10 @@ class JobsReader(_TableReader[JobsOptions]):
         with Connection(self._options.config) as connection:
             for share in partition.shares:
                 yield from self._read_share(connection, share)
-            for keys in _new_queues(connection, self._options, partition.planned):
-                yield from self._read_share(connection, QueueShare(keys.queue, keys.name))
+            if partition.planned is not None:
+                for keys in discover_queues(connection, self._options).queues:
+                    if keys.name not in partition.planned:
+                        yield from self._read_share(connection, QueueShare(keys.queue, keys.name))
 
     def _read_share(self, connection: Connection, share: QueueShare) -> Iterator[pa.RecordBatch]:
         keys = QueueKeys(self._options.config.prefix, share.bullmq_name, share.queue)
@@ -250,18 +224,6 @@ class JobsReader(_TableReader[JobsOptions]):
         return self._options.partitions or 2 * (os.cpu_count() or 1)
 
 
-def _planned(options: ReadOptions, queues: Sequence[QueueKeys]) -> frozenset[str] | None:
-    """Return BullMQ's names of the planned queues, if later queues are to be read as well."""
-    return frozenset(keys.name for keys in queues) if options.every else None
-
-
-def _new_queues(connection: Connection, options: ReadOptions, planned: frozenset[str] | None) -> list[QueueKeys]:
-    """Return the queues that have been created since the plan; none if ``planned`` is ``None``."""
-    if planned is None:
-        return []
-    return [keys for keys in discover_queues(connection, options).queues if keys.name not in planned]
-
-
 def _recent_edge(newest: str | None) -> str:
     return "-inf" if newest is None else str(int(float(newest)) - RECENT_MS)
 
@@ -281,20 +243,21 @@ class EventsPartition(InputPartition):
     pieces: Sequence[tuple[str, EntryRange | EventGap]] = field(default=(), repr=False)
 
 
-def _distribute(
-    pieces: Iterable[tuple[str, EntryRange | EventGap, int]], options: EventsOptions | StreamOptions
-) -> list[EventsPartition]:
-    """Distribute pieces, each with its queue and size, over tasks: small pieces share one, queue after queue."""
-    sized = list(pieces)
+_Piece = tuple[str, EntryRange | EventGap, int]
+"""A range of events or lost events, with the queue without the hash tag and the number of rows, at most."""
+
+
+def _distribute(pieces: Sequence[_Piece], options: EventsOptions) -> list[InputPartition]:
+    """Distribute pieces over tasks: small pieces share one, queue after queue."""
     tasks = options.partitions or 2 * (os.cpu_count() or 1)
-    share = -(-sum(size for _, _, size in sized) // tasks)
+    share = -(-sum(size for _, _, size in pieces) // tasks)
     limit = min(options.per_partition, max(share, _MIN_PER_TASK))
-    groups = pack(sized, lambda item: item[2], limit)
+    groups = pack(pieces, lambda item: item[2], limit)
     return [EventsPartition([(queue, piece) for queue, piece, _ in group]) for group in groups]
 
 
 def _read_pieces(
-    connection: Connection, partition: EventsPartition, options: EventsOptions | StreamOptions, schema: pa.Schema
+    connection: Connection, partition: EventsPartition, options: EventsOptions, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch | EventGap]:
     """Yield a task's events, and a gap for each range from which entries were trimmed after it was planned."""
     ranges = [
@@ -318,19 +281,21 @@ class EventsReader(_TableReader[EventsOptions]):
     """Reads all events that are in the streams when the read is planned."""
 
     def partitions(self) -> list[InputPartition]:
-        """Query the streams and split them into ranges."""
-        options = self._options
-        unsupported: list[QueueKeys] | None = [] if options.skip_unsupported else None
+        """Query the streams and split them into ranges; raise ``EventsLostError`` if events are trimmed meanwhile."""
+        options, pieces, skipped = self._options, list[_Piece](), dict[str, str]()
         with Connection(options.config) as connection:
             queues = select_queues(connection, options)
-            spans = [
-                (keys.queue, span, span.expect or 0)
-                for keys, state in zip(queues, read_states(connection, queues, unsupported), strict=True)
-                for span in _cut_stream(connection, keys, state, options.per_partition)
-            ]
-        log_skipped({keys.name: not_a_stream_reason(keys) for keys in unsupported or ()})
+            states = read_states(connection, queues, skipped if options.skip_unsupported else None)
+            for keys, state in zip(queues, states, strict=True):
+                if state is not None and state.first is not None:
+                    stream = EntryRange(keys.name, state.first.before, state.last, state.length)
+                    spans, gaps = _cut(connection, keys, stream, options.per_partition)
+                    if gaps:
+                        raise EventsLostError(gaps[0].message)
+                    pieces += [(keys.queue, span, span.expect or 0) for span in spans]
+        log_skipped(skipped)
         # Spark would replace an empty list with a default partition, which read() does not support.
-        return list[InputPartition](_distribute(spans, options)) or [EventsPartition()]
+        return _distribute(pieces, options) or [EventsPartition()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one partition as Arrow record batches. Runs in a different process from :meth:`partitions`.
@@ -361,21 +326,6 @@ class CountsReader(_TableReader[CountsOptions]):
             numbers = iter(connection.run_many([state_size(keys, state) for keys in queues for state in STATES]))
         for keys in queues:
             yield count_record_batch(self._schema, keys.queue, {state: next(numbers) for state in STATES})
-
-
-def _cut_stream(connection: Connection, keys: QueueKeys, state: StreamState | None, size: int) -> list[EntryRange]:
-    """Split the whole stream into ranges of up to ``size`` entries."""
-    if state is None or state.first is None:
-        return []
-    spans: list[EntryRange] = []
-    after, remaining = state.first.before, state.length
-    while remaining > size:
-        last, count = find_end(connection, keys, after, state.last, size)
-        if last is None or last == state.last:
-            break
-        spans.append(EntryRange(keys.name, after, last, count))
-        after, remaining = last, remaining - count
-    return [*spans, EntryRange(keys.name, after, state.last, remaining)]
 
 
 # Spark stores the end of each batch, requests the next batch, and after a crash requests the same batch again. The
@@ -451,18 +401,20 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         It may have been planned before a crash, so events may have been lost since.
         """
-        pieces = list[tuple[str, EntryRange | EventGap, int]]()
+        begin, pieces = batch_start(start, end) or {}, list[_Piece]()
+        ends = {name: to for name, to in decode_offsets(end).items() if not is_unchanged(begin.get(name), to)}
+        queues = list(map(self._options.stored_keys, ends))
         with Connection(self._options.config, outage_timeout_ms=_OUTAGE_TIMEOUT_MS) as connection:
-            for keys, state, begin, upto in self._changed(connection, batch_start(start, end) or {}, end):
-                gaps, span = split_range(keys.name, begin, upto, state)
+            for keys, state in zip(queues, self._states(connection, queues), strict=True):
+                gaps, span = split_range(keys.name, begin.get(keys.name), ends[keys.name], state)
                 self._fail_for(gaps)
-                spans, late_gaps = _pieces(connection, keys, span, self._options.per_partition)
+                spans, late_gaps = _cut(connection, keys, span, self._options.per_partition)
                 self._fail_for(late_gaps)
                 if self._options.gap_rows:
                     pieces += [(keys.queue, gap, 1) for gap in (*gaps, *late_gaps)]
                 # Without a count, the stream's length is the maximum.
                 pieces += [(keys.queue, it, it.expect or (state.length if state else 0)) for it in spans]
-        return list[InputPartition](_distribute(pieces, self._options))
+        return _distribute(pieces, self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one partition as Arrow record batches. Runs in a different process from all other methods."""
@@ -495,10 +447,10 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return selection
 
     def _states(self, connection: Connection, queues: Sequence[QueueKeys]) -> list[StreamState | None]:
-        unsupported: list[QueueKeys] | None = [] if self._options.skip_unsupported else None
-        state = read_states(connection, queues, unsupported)
-        self._log_skipped({keys.name: not_a_stream_reason(keys) for keys in unsupported or ()})
-        return state
+        skipped = dict[str, str]()
+        states = read_states(connection, queues, skipped if self._options.skip_unsupported else None)
+        self._log_skipped(skipped)
+        return states
 
     def _compare_limits(self, connection: Connection, queues: Sequence[QueueKeys]) -> None:
         """Log streams whose length limit was lowered since the previous batch."""
@@ -524,15 +476,6 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with Connection(self._options.config, outage_timeout_ms=outage_timeout_ms) as connection:
             queues = self._find(connection).queues if queues is None else queues
             return dict(zip([keys.name for keys in queues], self._states(connection, queues), strict=True))
-
-    def _changed(
-        self, connection: Connection, start: Mapping[str, QueueOffset], end: dict[str, Any]
-    ) -> Iterator[tuple[QueueKeys, StreamState | None, QueueOffset | None, QueueOffset]]:
-        """Yield the queues of which a batch has rows, with the state of their streams, and the batch's offsets."""
-        ends = {name: to for name, to in decode_offsets(end).items() if not is_unchanged(start.get(name), to)}
-        keys = list(map(self._options.stored_keys, ends))
-        for queue, state in zip(keys, self._states(connection, keys), strict=True):
-            yield queue, state, start.get(queue.name), ends[queue.name]
 
     def _fail_for(self, gaps: Sequence[EventGap]) -> None:
         messages = [gap.message for gap in gaps if gap.loss_reason is not LossReason.TRIMMED_BEFORE_START]
@@ -580,9 +523,9 @@ def _scan_result(request: ScanRequest, exists: Any, info: Any, end: Any) -> Scan
     return ScanResult(StreamId.parse(end.last) if end.count else None, end.count, parse_state(exists, info), truncated)
 
 
-def _pieces(
+def _cut(
     connection: Connection, keys: QueueKeys, span: EntryRange | None, size: int
-) -> tuple[Sequence[EntryRange], Sequence[EventGap]]:
+) -> tuple[list[EntryRange], list[EventGap]]:
     """Split a range into pieces of up to ``size`` entries; also return the gaps from trimming in the meantime.
 
     Every piece is counted, including the last one. Otherwise, entries that are trimmed from the first piece would be

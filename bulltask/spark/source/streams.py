@@ -33,43 +33,31 @@ from bulltask.transport.streams import (
 if TYPE_CHECKING:
     from bulltask.lake.storage import Lake
 
-__all__ = [
-    "RangePart",
-    "find_end",
-    "max_lengths",
-    "observe_streams",
-    "parse_state",
-    "pipeline_status",
-    "read_ranges",
-    "read_states",
-    "redis_version",
-]
-
 
 def read_states(
-    connection: Connection, queues: Sequence[QueueKeys], unsupported: list[QueueKeys] | None = None
+    connection: Connection, queues: Sequence[QueueKeys], skipped: dict[str, str] | None = None
 ) -> list[StreamState | None]:
     """Return the state of each stream; ``None`` for a stream that does not exist.
 
-    ``unsupported`` collects queues whose key is not a stream; without it, such a key is an error.
+    ``skipped`` collects queues whose key is not a stream, with the reason; without it, such a key is an error.
     """
-    calls: list[Call[Any]] = []
-    for keys in queues:
-        calls += [stream_exists(keys), stream_info(keys)]
-    replies = connection.try_many(calls) if calls else []
-    if unsupported is not None:
-        unsupported += [keys for keys, info in zip(queues, replies[1::2], strict=True) if is_wrong_type(info)]
-    pairs = zip(replies[::2], replies[1::2], strict=True)
-    return [parse_state(exists, info, skip_unsupported=unsupported is not None) for exists, info in pairs]
+    calls: list[Call[Any]] = [call for keys in queues for call in (stream_exists(keys), stream_info(keys))]
+    replies = connection.try_many(calls)
+    states: list[StreamState | None] = []
+    for keys, exists, info in zip(queues, replies[::2], replies[1::2], strict=True):
+        if skipped is not None and is_wrong_type(info):
+            skipped[keys.name] = not_a_stream_reason(keys)
+            states.append(None)
+        else:
+            states.append(parse_state(exists, info))
+    return states
 
 
-def parse_state(
-    exists: bool | BulltaskError, info: StreamInfo | BulltaskError, *, skip_unsupported: bool = False
-) -> StreamState | None:
+def parse_state(exists: bool | BulltaskError, info: StreamInfo | BulltaskError) -> StreamState | None:
     """Combine the replies to ``exists`` and ``stream_info``, which is an error reply if there is no stream."""
     if isinstance(exists, BulltaskError):
         raise exists
-    if not exists or (skip_unsupported and is_wrong_type(info)):
+    if not exists:
         return None
     if isinstance(info, BulltaskError):
         raise info
@@ -164,18 +152,16 @@ def observe_streams(connection: Connection, options: ReadOptions) -> ObservedStr
     The rate is the higher of two: over the whole stream, and over the last ten seconds with events.
     """
     names = find_again(connection, options.config) if options.every else None
-    selection, unsupported = discover_queues(connection, options, names), list[QueueKeys]()
-    states = read_states(connection, selection.queues, unsupported)
+    selection = discover_queues(connection, options, names)
+    states = read_states(connection, selection.queues, selection.skipped)
     limits = max_lengths(connection, selection.queues)
     rates = _rates(connection, [(keys, state) for keys, state in zip(selection.queues, states, strict=True) if state])
     streams = [
         (keys, StreamRetention(keys.queue, state.length if state else 0, limit, rates.get(keys.queue)), state)
         for keys, limit, state in zip(selection.queues, limits, states, strict=True)
-        if keys not in unsupported
+        if keys.name not in selection.skipped
     ]
-    return ObservedStreams(
-        streams, skipped_queues({**selection.skipped, **{keys.name: not_a_stream_reason(keys) for keys in unsupported}})
-    )
+    return ObservedStreams(streams, skipped_queues(selection.skipped))
 
 
 def max_lengths(connection: Connection, queues: Sequence[QueueKeys]) -> list[int]:
