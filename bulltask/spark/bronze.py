@@ -11,13 +11,13 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar, Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import StructType
 
 from bulltask.lake.ledger import QueueRecord
 from bulltask.lake.storage import DataFile, Lake
@@ -26,13 +26,11 @@ from bulltask.spark.source import columns
 from bulltask.spark.source.columns import GAP_EVENT
 from bulltask.spark.source.offsets import BEGINNING, StreamId
 from bulltask.spark.source.options import StreamOptions, read_options
+from bulltask.spark.source.planning import pack
 from bulltask.spark.source.readers import EventsStreamReader
 
-__all__ = ["ReadPart", "events_source", "gap_rows", "merge_parts", "write_events"]
-
-
 _MAX_BYTES: Final = 64_000_000
-"""A task writes its events to files when it has read this many bytes (in Arrow's memory)."""
+"""A task writes its events to files when it has read about as many bytes (in Arrow's memory)."""
 
 _FILES: Final = "events"  # how the names of files begin
 
@@ -66,18 +64,7 @@ class ReadPart:
 
 def write_events(lake: Lake, batches: Iterable[pa.RecordBatch]) -> ReadPart:
     """Write the events that a task reads, page by page and in the order of each stream."""
-    parts: list[ReadPart] = []
-    pages: list[pa.RecordBatch] = []
-    size = 0
-    for page in batches:
-        pages.append(page)
-        size += page.nbytes
-        if size > _MAX_BYTES:
-            parts.append(_write(lake, pages))
-            pages, size = [], 0
-    if pages:
-        parts.append(_write(lake, pages))
-    return _concat(parts)
+    return _concat(_write(lake, pages) for pages in pack(batches, lambda page: page.nbytes, _MAX_BYTES))
 
 
 def _write(lake: Lake, pages: Sequence[pa.RecordBatch]) -> ReadPart:
@@ -112,53 +99,37 @@ def merge_parts(parts: Iterable[ReadPart]) -> ReadPart:
 
 def gap_rows(gaps: Iterable[Mapping[str, Any]], detected_at: datetime) -> list[dict[str, Any]]:
     """Return the rows of ``bronze.gaps`` for gaps that were detected at a time."""
-    rows: list[dict[str, Any]] = []
-    for number, gap in enumerate(gaps):
-        first, after = gap["first_id_after"], StreamId.parse(gap["last_id_before"])
-        rows.append(
-            {
-                **gap,
-                "last_at_before": None if after == BEGINNING else _time(after),
-                "first_at_after": None if first is None else _time(StreamId.parse(first)),
-                "detected_at": detected_at + timedelta(microseconds=number),  # part of the key, so unique
-                "dt": str(detected_at.date()),
-            }
-        )
-    return rows
+    return [
+        {
+            **gap,
+            "last_at_before": _time(gap["last_id_before"]),
+            "first_at_after": _time(gap["first_id_after"]),
+            "detected_at": detected_at + timedelta(microseconds=number),  # part of the key, so unique
+            "dt": str(detected_at.date()),
+        }
+        for number, gap in enumerate(gaps)
+    ]
 
 
 def events_source(lake: Lake) -> type[DataSource]:
     """Return the data source of a pipeline.
 
-    The lake is not an option of the source, because Spark shows options in plans, and the lake may have credentials.
+    Its rows describe what its tasks have written. The lake is not an option of the source, because Spark shows options
+    in plans, and the lake may have credentials.
     """
 
-    class LakeEventsSource(_EventsSource):
-        lake_of_source = lake
+    class EventsSource(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "bulltask_pipeline"
 
-    return LakeEventsSource
+        def schema(self) -> str:
+            return "part string"
 
+        def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002 - there is only one
+            return _WritingReader(read_options(StreamOptions, self.options), lake)
 
-_SCHEMA: Final = StructType([StructField("part", StringType())])
-
-
-class _EventsSource(DataSource):
-    """A data source whose rows describe what its tasks have written. Spark copies it to other processes."""
-
-    lake_of_source: ClassVar[Lake]
-
-    @classmethod
-    def name(cls) -> str:
-        """Return the name for ``format()``."""
-        return "bulltask_pipeline"
-
-    def schema(self) -> StructType:
-        """Return the column with the descriptions."""
-        return _SCHEMA
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002 - there is only one
-        """Return the reader; its options are those of a streaming read of events."""
-        return _WritingReader(read_options(StreamOptions, self.options), type(self).lake_of_source)
+    return EventsSource
 
 
 class _WritingReader(EventsStreamReader):
@@ -211,5 +182,6 @@ def _both(one: QueueRecord, other: QueueRecord) -> QueueRecord:
     return QueueRecord(one.events + other.events, min(firsts, key=StreamId.parse), max(lasts, key=StreamId.parse))
 
 
-def _time(entry: StreamId) -> datetime:
-    return datetime.fromtimestamp(min(entry.ms, MAX_TIME_MS) / 1000, UTC)
+def _time(entry_id: str | None) -> datetime | None:
+    entry = BEGINNING if entry_id is None else StreamId.parse(entry_id)
+    return None if entry == BEGINNING else datetime.fromtimestamp(min(entry.ms, MAX_TIME_MS) / 1000, UTC)

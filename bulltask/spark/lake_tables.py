@@ -11,10 +11,10 @@ import re
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import date
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession, Window
@@ -28,18 +28,6 @@ from bulltask.lake.tables import Table
 from bulltask.spark.sink import vectorized_udf
 from bulltask.spark.source.columns import spark_schema
 from bulltask.spark.source.planning import pack
-
-__all__ = [
-    "append",
-    "as_table",
-    "check_shared",
-    "day_of",
-    "latest",
-    "read_files",
-    "read_table",
-    "replace_days",
-    "write_files",
-]
 
 
 def as_table(frame: DataFrame, table: Table) -> DataFrame:
@@ -201,39 +189,33 @@ _TASK_BYTES: Final = 64 * 2**20
 def _read_with_arrow(
     spark: SparkSession, lake: Lake, table: Table, files: Sequence[DataFile], schema: StructType
 ) -> DataFrame:
-    # Neither the plan nor Spark's user interface shows attributes of a class, and one of them has the credentials.
-    name = f"bulltask_lake_{secrets.token_hex(8)}"
-    attributes = {"name": classmethod(lambda _: name), "lake": lake, "table": table, "files": files}
-    spark.dataSource.register(type("NamedLakeSource", (_LakeSource,), attributes))
-    return spark.read.format(name).schema(schema).load()
+    # Neither the plan nor Spark's user interface shows variables of a class, and one of them has the credentials.
+    class LakeSource(DataSource):
+        kind = f"bulltask_lake_{secrets.token_hex(8)}"
+
+        @classmethod
+        def name(cls) -> str:
+            return cls.kind
+
+        def reader(self, schema: StructType) -> DataSourceReader:
+            return _LakeReader(lake, table, files, schema.names)
+
+    spark.dataSource.register(LakeSource)
+    return spark.read.format(LakeSource.kind).schema(schema).load()
 
 
-class _LakeSource(DataSource):
-    """Reads some files of a table."""
-
-    lake: ClassVar[Lake]
-    table: ClassVar[Table]
-    files: ClassVar[Sequence[DataFile]]
-
-    def schema(self) -> StructType:
-        return spark_schema(self.table)
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        return _LakeReader(self.lake, self.table, self.files, schema.names)
-
-
+@dataclass(frozen=True)
 class _LakeReader(DataSourceReader):
-    def __init__(self, lake: Lake, table: Table, files: Sequence[DataFile], columns: Sequence[str]) -> None:
-        self._lake = lake
-        self._table = table
-        self._files = files
-        self._columns = columns
+    lake: Lake
+    table: Table
+    files: Sequence[DataFile]
+    columns: Sequence[str]
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return small files together, up to `_TASK_BYTES`."""
-        return [InputPartition(group) for group in pack(self._files, lambda file: file.size, _TASK_BYTES)]
+        return [InputPartition(group) for group in pack(self.files, lambda file: file.size, _TASK_BYTES)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield the rows of some files as Arrow record batches."""
-        rows = dataset_of(self._lake, self._table, partition.value)
-        return (batch for batch in rows.to_batches(columns=list(self._columns), batch_size=8192) if batch.num_rows)
+        rows = dataset_of(self.lake, self.table, partition.value)
+        return (batch for batch in rows.to_batches(columns=list(self.columns), batch_size=8192) if batch.num_rows)

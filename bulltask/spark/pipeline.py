@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 from datetime import date, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
-from typing import Final, Literal, TypedDict, Unpack, get_args
+from typing import Final, Literal, Unpack, get_args
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -19,7 +19,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from bulltask.config.parsers import choice
-from bulltask.config.urls import SecretUrl
 from bulltask.jobs.clock import Duration, mono_ms, to_ms
 from bulltask.jobs.errors import ConfigError, did_you_mean
 from bulltask.lake.ledger import last_record
@@ -33,10 +32,8 @@ from bulltask.spark.gold import build_gold
 from bulltask.spark.lake_tables import read_table
 from bulltask.spark.repair import BackfillResult, backfill, build_silver, snapshot
 from bulltask.spark.replay import ReplayResult, ReplaySelection, replay
-from bulltask.spark.source.options import broker_options
+from bulltask.spark.source.options import BrokerOptions, broker_options
 from bulltask.spark.source.streams import pipeline_status
-
-__all__ = ["Pipeline", "PipelineOptions", "stop_after_batch"]
 
 OnLoss = Literal["gap", "fail"]
 
@@ -50,7 +47,7 @@ _RUNNING_QUERIES: Final[dict[tuple[str, str], tuple[StreamingQuery, RunLock]]] =
 """This process's last query for each lake and broker, and the query's lock."""
 
 
-class PipelineOptions(TypedDict, total=False):
+class PipelineOptions(BrokerOptions, total=False):
     """Further arguments of `Pipeline`.
 
     Attributes:
@@ -77,9 +74,6 @@ class PipelineOptions(TypedDict, total=False):
     """
 
     broker: str
-    url: str | SecretUrl | None
-    prefix: str | None
-    queue_hash_tag: bool | None
     trigger: str
     on_loss: OnLoss
     open_job_timeout: Duration
