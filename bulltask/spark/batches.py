@@ -40,9 +40,6 @@ from bulltask.spark.source.offsets import StreamId, batch_start, decode_offsets
 from bulltask.spark.source.options import row_name
 from bulltask.spark.source.planning import ExpectedRows, expected_rows
 
-__all__ = ["BatchWriter", "check_complete", "complete", "query_of"]
-
-
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 _MIN_EVENTS_FOR_EXECUTORS: Final = 50_000

@@ -48,15 +48,7 @@ from bulltask.spark.source.options import (
     read_options,
     table_of,
 )
-from bulltask.spark.source.readers import (
-    CountsReader,
-    EventsReader,
-    EventsStreamReader,
-    JobsReader,
-)
-
-__all__ = ["BulltaskSource", "counts", "enqueue_stream", "events", "jobs", "register", "session", "stream_events"]
-
+from bulltask.spark.source.readers import CountsReader, EventsReader, EventsStreamReader, JobsReader
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -30,9 +30,6 @@ from bulltask.lake.storage import DataFile, Lake, arrow_schema, batch_prefix
 from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS
 from bulltask.spark.lifecycle import LIFECYCLE_COLUMNS, derive_silver, job_numbers, lifecycle_events
 
-__all__ = ["SHARDS", "FoldPlan", "FoldResult", "earlier_events", "fold", "open_events"]
-
-
 SHARDS: Final = 8
 """The number of shards. Stored rows depend on it."""
 

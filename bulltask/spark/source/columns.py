@@ -37,25 +37,6 @@ from bulltask.spark.source.connection import gc_paused
 from bulltask.spark.source.offsets import EventGap
 from bulltask.transport.streams import RawEntry
 
-__all__ = [
-    "COUNTS",
-    "EVENTS",
-    "EVENT_FIELDS",
-    "GAP_EVENT",
-    "JOBS",
-    "JOB_FIELDS",
-    "TABLES",
-    "arrow_schema",
-    "count_record_batch",
-    "event_record_batch",
-    "gap_entry",
-    "hash_fields",
-    "job_record_batch",
-    "select_columns",
-    "spark_schema",
-]
-
-
 _TYPES: Final[Mapping[Kind, DataType]] = {
     Kind.TEXT: StringType(),
     Kind.INT: IntegerType(),

@@ -45,20 +45,6 @@ from bulltask.transport.operation import atomic
 from bulltask.transport.scripts.queue import scan_queues
 from bulltask.transport.streams import READ_ONLY_SCRIPTS
 
-__all__ = [
-    "CLUSTER_OUTAGE_TIMEOUT_MS",
-    "Connection",
-    "QueueSelection",
-    "broker_of",
-    "discover_queues",
-    "gc_paused",
-    "log_skipped",
-    "not_a_stream_reason",
-    "select_queues",
-    "skipped_queues",
-]
-
-
 R = TypeVar("R")
 
 CLUSTER_OUTAGE_TIMEOUT_MS: Final = 60_000

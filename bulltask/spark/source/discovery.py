@@ -21,8 +21,6 @@ from bulltask.transport.call import QueueKeys
 from bulltask.transport.scripts.queue import queue_exists, scan_queues
 from bulltask.transport.workers import registered_names
 
-__all__ = ["QueueDiscovery", "find_again"]
-
 _STEPS_PER_S: Final = 2
 """How many times a thousand keys are scanned per second, on average; that takes Redis 0.5 milliseconds each time."""
 

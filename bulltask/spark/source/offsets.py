@@ -28,27 +28,6 @@ from typing import Any, Final, Literal, NamedTuple
 from bulltask.jobs.errors import DecodeError
 from bulltask.lake.formatting import pluralize
 
-__all__ = [
-    "BEGINNING",
-    "LAST_SEQ",
-    "START",
-    "EventGap",
-    "LossReason",
-    "Offsets",
-    "QueueOffset",
-    "StartAt",
-    "StreamEnd",
-    "StreamId",
-    "StreamState",
-    "batch_start",
-    "decode_offsets",
-    "encode_offsets",
-    "first_offset",
-    "reconcile",
-    "same_stream",
-    "with_stream_end",
-]
-
 LAST_SEQ: Final = 2**64 - 1
 """The greatest sequence number within a millisecond."""
 

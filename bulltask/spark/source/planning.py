@@ -30,22 +30,6 @@ from bulltask.spark.source.offsets import (
     with_stream_end,
 )
 
-__all__ = [
-    "BatchLimits",
-    "EntryRange",
-    "EventStreams",
-    "ExpectedRows",
-    "ScanRequest",
-    "ScanResult",
-    "divide_limit",
-    "expected_rows",
-    "is_unchanged",
-    "pack",
-    "plan_batch",
-    "split_range",
-]
-
-
 T = TypeVar("T")
 
 
