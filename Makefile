@@ -67,7 +67,7 @@ SLOW_TESTS = tests/fuzz tests/interop tests/mixed_versions tests/spark/local tes
 
 test-quick: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run the fast tests, without Java or Node.js, and some of workers; TESTS=tests/spark selects a directory
 	@$(COMPILE)
-	$(BIN)/python -m pytest -n 3 --dist loadfile --hypothesis-profile=quick \
+	$(BIN)/python -m pytest -n 4 --dist loadfile --hypothesis-profile=quick \
 		-m "not (spark or interop or bench or slow or extended) and (quick or not process)" \
 		$(addprefix --ignore ,$(SLOW_TESTS)) --ignore-glob "tests/process/test_*.py" $(TESTS) $(ARGS)
 

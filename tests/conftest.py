@@ -51,6 +51,9 @@ settings.register_profile("busy", deadline=None, print_blob=True, suppress_healt
 settings.register_profile("quick", settings.get_profile("busy"), max_examples=20)
 settings.load_profile("busy")
 
+# Tests that take a tenth of a second, measured by `python -m tools slow-tests`. `make test-quick` omits them.
+SLOW_TESTS = frozenset((Path(__file__).parent / "slow_tests.txt").read_text().split())
+
 SERVER = os.environ.get("BULLTASK_TEST_SERVER", "valkey")  # "redis": redis-server on PATH; or the path of a program
 PROGRAM = read_version(Path(SERVER)) if os.sep in SERVER else None
 if PROGRAM is not None:
@@ -99,7 +102,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give all workers of pytest-xdist the same order of tests. Without xdist the order is unchanged."""
+    """Mark slow tests. Give all workers of pytest-xdist the same order of tests; without xdist it is unchanged."""
+    for item in items:
+        if item.nodeid.partition("[")[0] in SLOW_TESTS:
+            item.add_marker("slow")
     deselect_other_tests(config, items)
     if hasattr(config, "workerinput"):
         sort_longest_first(items)

@@ -10,11 +10,13 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from xml.etree import ElementTree
 
 ROOT: Final = Path(__file__).parent.parent
 PYTHON: Final = ".venv/bin/python"
@@ -29,6 +31,9 @@ NODE: Final = ("tests/interop/node_modules/.package-lock.json",) if shutil.which
 SPARK_CLASSES: Final = (".venv/spark-cds-archive/created.stamp",) if shutil.which("java") else ()
 
 QUICK_FRAMEWORKS: Final = "bulltask,bulltask-async,celery,bullmq-1,bullmq-50,baseline,baseline-32"
+
+SLOW_TESTS: Final = ROOT / "tests/slow_tests.txt"
+QUICK_SECONDS: Final = 0.1
 
 CHAOS: Final = ("fault-injection", "model", "fuzz", "soak-short", "mixed", "spark-kills", "test-topologies")
 """The parts of ``chaos``, each a tool that fails if a guarantee is broken."""
@@ -136,6 +141,30 @@ def chaos(arguments: Sequence[str]) -> None:
     fuzz = [f"--hypothesis-seed={seed}" for seed in arguments[1:]]
     options = {"fault-injection": arguments, "soak-short": arguments, "mixed": arguments, "fuzz": fuzz}
     call_all((part, [sys.executable, "-m", "tools", part, *options.get(part, ())], {}) for part in CHAOS)
+
+
+def slow_tests(_: Sequence[str]) -> None:
+    """Run all quick tests, and write down those that are not quick; run it while the machine is idle.
+
+    A test is quick if it takes less than a tenth of a second, with its fixtures, on average of its parameters. Of a
+    file without such a test, the quickest one remains.
+    """
+    SLOW_TESTS.write_text("")
+    seconds: dict[str, dict[str, list[float]]] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        options = f"-n 2 -o junit_family=xunit1 --junitxml={directory}/tests.xml"
+        call("make", "test-quick", f"ARGS={options}")
+        for case in ElementTree.parse(f"{directory}/tests.xml").iter("testcase"):  # noqa: S314 - our own
+            file, scope = case.attrib["file"], case.attrib["classname"]
+            path = file.removesuffix(".py").replace("/", ".")
+            name = "::".join([file, *filter(None, scope.removeprefix(path).split(".")), case.attrib["name"]])
+            seconds.setdefault(file, {}).setdefault(name.partition("[")[0], []).append(float(case.attrib["time"]))
+    slow: list[str] = []
+    for file, tests in seconds.items():
+        means = {name: sum(times) / len(times) for name, times in tests.items()}
+        if not file.startswith("tests/process/quick/"):
+            slow += [name for name, mean in means.items() if mean >= QUICK_SECONDS and mean > min(means.values())]
+    SLOW_TESTS.write_text("".join(f"{name}\n" for name in sorted(slow)))
 
 
 def release(_: Sequence[str]) -> None:
@@ -286,6 +315,11 @@ TOOLS: Final = {
         (DEV, COLLECTED),
         (PYTHON, "-m", "tools.servers"),
         starts_processes=True,
+    ),
+    "slow-tests": Tool(
+        "measure the quick tests, and write those that take a tenth of a second to tests/slow_tests.txt",
+        (DEV, COLLECTED),
+        slow_tests,
     ),
     "soak": Tool(
         "run workers under load for 30 minutes, with a fault every 10 s; --seed 1 repeats a run",

@@ -72,3 +72,9 @@ def test_an_unknown_tool_is_reported() -> None:
     command = [sys.executable, "-m", "tools", "soap"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (run.returncode, run.stderr) == (1, "tools: no tool 'soap': .venv/bin/python -m tools --help lists them\n")
+
+
+def test_the_slow_tests_exist() -> None:
+    for line in (ROOT / "tests/slow_tests.txt").read_text().split():
+        file, *_, name = line.split("::")
+        assert f"def {name}(" in (ROOT / file).read_text(), line
