@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from bulltask.config.parsers import choice, integer
 from bulltask.jobs import codec
 from bulltask.jobs.errors import ConfigError, did_you_mean
 from bulltask.lake.log_histogram import GROWTH, ZERO, percentile
@@ -149,13 +150,6 @@ class JobQuery:
         return zlib.crc32(repr(filters).encode())
 
 
-def check_limit(limit: int) -> int:
-    """Check and return a page length."""
-    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_LIMIT:
-        raise ConfigError(f"limit must be from 1 to {MAX_LIMIT:,}, not {limit!r}")
-    return limit
-
-
 def moment(value: Any, name: str) -> datetime | None:
     """Return a ``datetime`` or a ``date`` in UTC."""
     if value is None:
@@ -263,7 +257,8 @@ class History:
         """
         query = self._query(where)
         position = None if cursor is None else query.position(cursor)
-        rows = _search(self._reader, query, position, check_limit(limit) + 1)
+        limit = integer(1, MAX_LIMIT)(limit, "limit")
+        rows = _search(self._reader, query, position, limit + 1)
         if not rows:
             self._check_queue(query.queue)
         page, has_more = rows[:limit], len(rows) > limit
@@ -325,7 +320,7 @@ class History:
         days = [day for day in reader.days(JOBS) if query.since is None or day >= query.since.date() - CLOCK_DIFFERENCE]
         older = [] if query.since is None else _older_rows(reader, query, query.since, days)
         parts = -(-reader.count(JOBS, days, query.queue) // _ROWS_PER_PASS)
-        totals: Counter[tuple[str, str | None, str]] = Counter()
+        totals: Counter[tuple[Any, ...]] = Counter()
         for part in range(parts):
             count = partial(_count_part, older=older, query=query, part=part, parts=parts)
             totals += reader.scan(JOBS, days, count, columns=_COLUMNS, queue=query.queue)
@@ -347,18 +342,14 @@ class History:
         Raises:
             ConfigError: An argument is invalid.
         """
-        query = self._query(where)
-        _check_every(every)
+        every = _check_every(every, "every")
 
-        def count_by_time(batches: Iterator[Any]) -> Counter[datetime]:
-            totals: Counter[datetime] = Counter()
-            for batch in batches:
-                for row in pc.value_counts(pc.floor_temporal(batch["ended_at"], unit=every)).to_pylist():
-                    totals[row["values"].astimezone(UTC)] += row["counts"]
-            return totals
+        def hours_or_days(batch: Any) -> list[Any]:
+            return [pc.floor_temporal(batch["ended_at"], unit=every)]
 
-        totals = self._scan_ended(query, count_by_time, ["ended_at"], ds.field("outcome") == outcome)
-        return [AttemptCount(at, attempts) for at, attempts in sorted(totals.items())]
+        condition = ds.field("outcome") == outcome
+        totals = self._count_ended(self._query(where), condition, ["ended_at"], hours_or_days)
+        return [AttemptCount(at.astimezone(UTC), attempts) for (at,), attempts in sorted(totals.items())]
 
     def latency(
         self,
@@ -379,32 +370,40 @@ class History:
         Raises:
             ConfigError: An argument is invalid.
         """
-        query = self._query(where)
-        if metric not in {"wait", "run"}:
-            raise ConfigError(f"metric must be 'wait' or 'run', not {metric!r}")
-        if every is not None:
-            _check_every(every)
+        query, column = self._query(where), f"{choice('wait', 'run')(metric, 'metric')}_ms"
+        every = None if every is None else _check_every(every, "every")
         if invalid := [value for value in percentiles if not 0 <= value <= 100]:
             raise ConfigError(f"percentiles must be from 0 to 100, not {invalid[0]!r}")
-        column = f"{metric}_ms"
-        read = partial(_duration_histograms, column=column, every=every)
-        histograms = self._scan_ended(query, read, ["ended_at", column], ds.field(column).is_valid())
-        points = [(at or query.since, durations) for at, durations in histograms.items()]  # no `at`: the whole period
-        if every is not None:
-            points.sort(key=operator.itemgetter(0))
+
+        def periods_and_buckets(batch: Any) -> list[Any]:
+            whole_period = pa.nulls(batch.num_rows, pa.timestamp("us", tz="UTC"))
+            at = whole_period if every is None else pc.floor_temporal(batch["ended_at"], unit=every)
+            return [at, _buckets(batch[column])]
+
+        totals = self._count_ended(query, ds.field(column).is_valid(), ["ended_at", column], periods_and_buckets)
+        histograms: defaultdict[datetime | None, Counter[int]] = defaultdict(Counter)
+        for (at, bucket), attempts in sorted(totals.items()):
+            histograms[at.astimezone(UTC) if at else query.since][bucket] = attempts
         return [
             LatencyPoint(at, durations.total(), {value: _percentile(durations, value) for value in percentiles})
-            for at, durations in points
+            for at, durations in histograms.items()
         ]
 
-    def _scan_ended(
-        self, query: JobQuery, read: Callable[[Iterator[Any]], T], columns: Sequence[str], condition: Any
-    ) -> T:
-        """Read the attempts that match a query and a condition, and have ended."""
+    def _count_ended(
+        self, query: JobQuery, condition: Any, columns: Sequence[str], values: Callable[[Any], Sequence[Any]]
+    ) -> Counter[tuple[Any, ...]]:
+        """Count the attempts that match a query and a condition, and have ended, by values of each batch's rows."""
         ended = ds.field("ended_at")
         where = reduce(operator.and_, _conditions(query, ended), ended.is_valid() & condition)
         days = [day for day in self._reader.days(ATTEMPTS) if query.includes(day)]
-        return self._reader.scan(ATTEMPTS, days, read, columns=columns, where=where, queue=query.queue)
+
+        def count(batches: Iterator[Any]) -> Counter[tuple[Any, ...]]:
+            totals: Counter[tuple[Any, ...]] = Counter()
+            for batch in batches:
+                totals.update(_count_rows(values(batch)))
+            return totals
+
+        return self._reader.scan(ATTEMPTS, days, count, columns=columns, where=where, queue=query.queue)
 
     def _query(self, where: Mapping[str, Any]) -> JobQuery:
         query = JobQuery.of(where)
@@ -430,17 +429,14 @@ class History:
 
 
 def _incarnations(rows: list[Row]) -> tuple[JobRecord, ...]:
-    best: dict[str | None, Row] = {}
-    for row in sorted(rows, key=sort_rank):
-        best[row["incarnation"]] = row
+    best = {row["incarnation"]: row for row in sorted(rows, key=sort_rank)}
     ordered = sorted(best.values(), key=lambda row: (row["created_at"] or row["as_of"], row["as_of"]), reverse=True)
     return tuple(JobRecord.of(row) for row in ordered)
 
 
 def _attempts(rows: list[Row]) -> tuple[AttemptRecord, ...]:
-    best: dict[tuple[str | None, int], Row] = {}
-    for row in sorted(rows, key=lambda row: (row["as_of"], row["ended_at"] or row["as_of"], row["outcome"])):
-        best[row["incarnation"], row["attempt"]] = row
+    by_rank = sorted(rows, key=lambda row: (row["as_of"], row["ended_at"] or row["as_of"], row["outcome"]))
+    best = {(row["incarnation"], row["attempt"]): row for row in by_rank}
     ordered = sorted(best.values(), key=lambda row: (row["started_at"] or row["as_of"], row["attempt"]))
     return tuple(AttemptRecord.of(row) for row in ordered)
 
@@ -506,16 +502,6 @@ def sort_rank(row: Row) -> tuple[Any, ...]:
     return row["as_of"], row["finished_at"] or row["as_of"], row["state"] or ""
 
 
-def latest_ranks(rows: Sequence[Row]) -> dict[tuple[str, str, str | None], tuple[Any, ...]]:
-    """Return the rank of the latest row for each key."""
-    ranks: dict[tuple[str, str, str | None], tuple[Any, ...]] = {}
-    for row in rows:
-        key, rank = row_key(row), sort_rank(row)
-        if key not in ranks or ranks[key] < rank:
-            ranks[key] = rank
-    return ranks
-
-
 def _latest(reader: TableReader, candidates: Sequence[Row]) -> Iterator[tuple[SearchPosition, Row]]:
     """Yield the candidates that no later row supersedes."""
     if not candidates:
@@ -524,8 +510,8 @@ def _latest(reader: TableReader, candidates: Sequence[Row]) -> Iterator[tuple[Se
     ids = sorted({row["job_id"] for row in candidates})
     columns = ["queue", "job_id", "incarnation", "as_of", "finished_at", "state"]
     days = [day for day in reader.days(JOBS) if day >= first]
-    rows = reader.rows(JOBS, days, columns=columns, job_ids=ids)
-    ranks = latest_ranks(rows)
+    rows = sorted(reader.rows(JOBS, days, columns=columns, job_ids=ids), key=sort_rank)
+    ranks = {row_key(row): sort_rank(row) for row in rows}  # of rows with the same key, the last
     for row in candidates:
         # A candidate that is no longer there has expired or is being rewritten: it still counts.
         if sort_rank(row) >= ranks.get(row_key(row), sort_rank(row)):
@@ -587,16 +573,16 @@ def _conditions(query: JobQuery, at: Any) -> Iterator[Any]:
     if query.name is not None:
         yield ds.field("name") == query.name
     if query.since is not None:
-        yield at >= _time(query.since)
+        yield at >= query.since
     if query.until is not None:
-        yield at < _time(query.until)
+        yield at < query.until
 
 
 def _after(after: SearchPosition) -> Any:
     """Return an expression for the rows after a position."""
     incarnation = pc.coalesce(ds.field("incarnation"), pc.scalar(""))
     columns = [
-        (seen_expression(), _time(_EPOCH + timedelta(microseconds=after.seen_us))),
+        (seen_expression(), _EPOCH + timedelta(microseconds=after.seen_us)),
         (ds.field("queue"), after.queue),
         (ds.field("job_id"), after.job_id),
         (incarnation, after.incarnation),
@@ -630,31 +616,21 @@ def _position(row: Row) -> SearchPosition:
     return SearchPosition(seen_us, row["queue"], row["job_id"], row["incarnation"] or "")
 
 
-def _time(moment: datetime) -> Any:
-    return pa.scalar(moment, pa.timestamp("us", tz="UTC"))
-
-
 # Statistics count each job once, by its latest row, and each attempt, which has one row.
 
 
 _ROWS_PER_PASS: Final = 500_000
 """How many rows are deduplicated in one pass; with more, each pass reads a part of the ids."""
 
-_KEY: Final = ["queue", "job_id", "incarnation"]
-_VALUES: Final = ["name", "state", "seen_at"]
-_COLUMNS: Final = [*_KEY, "name", "state", "finished_at", "as_of"]
-
-
-def _check_every(every: str) -> None:
-    if every not in {"hour", "day"}:
-        raise ConfigError(f"every must be 'hour' or 'day', not {every!r}")
+_COLUMNS: Final = ["queue", "job_id", "incarnation", "name", "state", "finished_at", "as_of"]
+_check_every: Final = choice("hour", "day")
 
 
 def _older_rows(reader: TableReader, query: JobQuery, since: datetime, days: Sequence[date]) -> list[Any]:
     """Read earlier rows of jobs that were added before ``days``: one of these may be the latest row of its job."""
     before = [day for day in reader.days(JOBS) if not days or day < days[0]]
     created, first = ds.field("created_at"), since.replace(hour=0, minute=0, second=0, microsecond=0)
-    began_before = (created.is_null() | (created < _time(first))) & (seen_expression() >= _time(since))
+    began_before = (created.is_null() | (created < first)) & (seen_expression() >= since)
 
     def first_day_by_job(batches: Iterator[Any]) -> dict[str, date]:
         first_days = dict[str, date]()
@@ -676,27 +652,28 @@ def _older_rows(reader: TableReader, query: JobQuery, since: datetime, days: Seq
 
 def _count_part(
     batches: Iterator[Any], *, older: Sequence[Any], query: JobQuery, part: int, parts: int
-) -> Counter[tuple[str, str | None, str]]:
+) -> Counter[tuple[Any, ...]]:
     """Count the jobs of one pass by their latest rows."""
     rows = [pa.Table.from_batches([_select_part(batch, part, parts)]) for batch in chain(batches, older)]
     if not rows:
         return Counter()
     table = pa.concat_tables(rows)
     table = table.append_column("seen_at", pc.coalesce(table["finished_at"], table["as_of"]))
-    table = table.select([*_KEY, *_VALUES, "as_of"])
     ids = pc.value_counts(table["job_id"])
     # Few ids have several rows, of which only the latest counts.
     repeated = pc.is_in(table["job_id"], ids.field("values").filter(pc.greater(ids.field("counts"), 1)))
     latest = latest_rows(table.filter(repeated), JOBS, "seen_at", "state")
-    return _count_rows(table.filter(pc.invert(repeated)), query) + _count_rows(latest, query)
-
-
-def _count_rows(table: Any, query: JobQuery) -> Counter[tuple[str, str | None, str]]:
-    """Count the rows that match a query."""
+    counted = pa.concat_tables([table.filter(pc.invert(repeated)), latest])
     for condition in _conditions(query, ds.field("seen_at")):
-        table = table.filter(condition)
-    totals = table.group_by(["queue", "name", "state"]).aggregate([([], "count_all")]).to_pylist()
-    return Counter({(row["queue"], row["name"], row["state"]): row["count_all"] for row in totals})
+        counted = counted.filter(condition)
+    return _count_rows([counted["queue"], counted["name"], counted["state"]])
+
+
+def _count_rows(columns: Sequence[Any]) -> Counter[tuple[Any, ...]]:
+    """Count the rows of some columns with the same values."""
+    names = [f"{at}" for at in range(len(columns))]
+    counts = pa.table(list(columns), names).group_by(names).aggregate([([], "count_all")]).to_pylist()
+    return Counter({tuple(row[name] for name in names): row["count_all"] for row in counts})
 
 
 def _select_part(batch: Any, part: int, parts: int) -> Any:
@@ -708,21 +685,10 @@ def _select_part(batch: Any, part: int, parts: int) -> Any:
     return batch.filter(pa.array(in_part, pa.bool_()).take(ends.indices))
 
 
-def _duration_histograms(
-    batches: Iterator[Any], *, column: str, every: Every | None
-) -> dict[datetime | None, Counter[int]]:
-    """Return a histogram of durations (:mod:`bulltask.lake.log_histogram`) for each hour or day."""
-    histograms: defaultdict[datetime | None, Counter[int]] = defaultdict(Counter)
-    for batch in batches:
-        buckets = pc.ceil(pc.divide(pc.ln(pc.max_element_wise(batch[column], 1)), math.log(GROWTH))).cast(pa.int32())
-        buckets = pc.if_else(pc.less(batch[column], 1), ZERO, buckets)
-        periods = pa.nulls(len(buckets), pa.timestamp("us", tz="UTC"))
-        periods = periods if every is None else pc.floor_temporal(batch["ended_at"], unit=every)
-        table = pa.table({"period": periods, "bucket": buckets})
-        for row in table.group_by(["period", "bucket"]).aggregate([([], "count_all")]).to_pylist():
-            moment = row["period"] and row["period"].astimezone(UTC)
-            histograms[moment][row["bucket"]] += row["count_all"]
-    return dict(histograms)
+def _buckets(durations: Any) -> Any:
+    """Return the buckets of durations, as :func:`bulltask.lake.log_histogram.bucket_of` does."""
+    buckets = pc.ceil(pc.divide(pc.ln(pc.max_element_wise(durations, 1)), math.log(GROWTH))).cast(pa.int32())
+    return pc.if_else(pc.less(durations, 1), ZERO, buckets)
 
 
 def _percentile(durations: Counter[int], percent: float) -> float:

@@ -117,7 +117,6 @@ def _time(text: str) -> datetime:
 _PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "since": _time,
     "until": _time,
-    "limit": int,
     "percentiles": lambda text: tuple(float(part) for part in text.split(",")),
     "every": lambda text: text or None,
 }

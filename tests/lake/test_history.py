@@ -231,8 +231,8 @@ def test_percentiles_of_the_whole_period_are_one_data_point(lake: LakeBuilder) -
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        (lambda lake: lake.attempt_counts(every="week"), "'hour' or 'day', not 'week'"),
-        (lambda lake: lake.latency("total"), "'wait' or 'run', not 'total'"),
+        (lambda lake: lake.attempt_counts(every="week"), "one of hour, day, not 'week'"),
+        (lambda lake: lake.latency("total"), "one of wait, run, not 'total'"),
         (lambda lake: lake.latency(percentiles=(101,)), "percentiles must be from 0 to 100, not 101"),
         (lambda lake: lake.latency(every="week"), "not 'week'"),
     ],

@@ -209,7 +209,7 @@ def test_a_row_that_was_written_twice_is_returned_once(lake: LakeBuilder) -> Non
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ({"limit": 0}, "limit must be from 1 to 1,000, not 0"),
+        ({"limit": 0}, "limit must be an integer from 1 to 1000, not 0"),
         ({"limit": 1001}, "limit must be"),
         ({"limit": True}, "limit must be"),
         ({"state": "fialed"}, "unknown state 'fialed'; did you mean 'failed'?"),

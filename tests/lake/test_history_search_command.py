@@ -74,7 +74,7 @@ def test_the_lakes_directory_may_be_set_in_the_environment(
         (["--since", "yesterday"], 2, "invalid time 'yesterday': write it like 2026-11-22, 2026-11-22T14:00 or 1d"),
         (["--since", "1x"], 2, "invalid time '1x'"),
         (["--since", "99999999999d"], 2, "is too long ago"),
-        (["--limit", "0"], 1, "limit must be from 1 to 1,000"),
+        (["--limit", "0"], 1, "limit must be an integer from 1 to 1000"),
         (["--cursor", "x"], 1, "invalid cursor"),
         (["--queue", "mial"], 1, "did you mean 'mail'?"),
     ],

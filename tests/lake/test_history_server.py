@@ -79,7 +79,7 @@ def test_a_queue_may_be_named_with_its_hash_tag(web: httpx.Client, queue: str, j
     [
         ("/search?state=fialed", 400, "did you mean 'failed'?"),
         ("/search?color=red", 400, "cannot be searched by 'color'"),
-        ("/search?limit=x", 400, "invalid literal"),
+        ("/search?limit=x", 400, "limit must be an integer from 1 to 1000"),
         ("/search?since=yesterday", 400, "invalid time 'yesterday'"),
         ("/search?x", 400, "bad query field"),
         ("/job", 400, "the parameter id is missing"),
