@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final
 
@@ -23,16 +23,7 @@ from bulltask.jobs.errors import ConfigError, LakeError, LakeInUseError
 from bulltask.lake.ledger import last_record
 from bulltask.lake.reader import dataset_of, files_with, latest_rows
 from bulltask.lake.storage import DataFile, Lake, RunLock, Snapshot, arrow_schema, find_tables
-from bulltask.lake.tables import (
-    ATTEMPTS,
-    ERRORS_DAY,
-    EVENTS,
-    FORGOTTEN,
-    JOBS,
-    SNAPSHOTS,
-    TABLES,
-    Table,
-)
+from bulltask.lake.tables import ATTEMPTS, ERRORS_DAY, EVENTS, FORGOTTEN, JOBS, SNAPSHOTS, TABLES, Table
 
 __all__ = [
     "MAX_ROWS",
@@ -56,7 +47,7 @@ _MANY: Final = 100
 _TRIES: Final = 5
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Maintenance:
     """What the maintenance of one table did, or would do in a dry run.
 
@@ -138,19 +129,12 @@ def _opened(lake: Lake, table: Table) -> Snapshot:
     return snapshot
 
 
-def _rewrite(
-    lake: Lake,
-    table: Table,
-    replaced: Sequence[DataFile],
-    new: Sequence[DataFile],
-    since: Snapshot,
-    metadata: Mapping[str, Any] | None = None,
-) -> None:
+def _rewrite(since: Snapshot, lake: Lake, new: Sequence[DataFile], replaced: Sequence[DataFile], **more: Any) -> None:
     """Replace files of a snapshot; if another process was faster, delete the new ones and raise ``LakeInUseError``."""
     try:
-        lake.commit(table, new, replaced=replaced, since=since, metadata=metadata)
+        lake.commit(since.table, new, replaced=replaced, since=since, **more)
     except LakeInUseError:
-        lake.delete(table, new)
+        lake.delete(since.table, new)
         raise
 
 
@@ -166,59 +150,57 @@ class _Work:
 
     def on(self, table: Table, keep: int | None) -> Maintenance:
         """Maintain a table of which some days are kept, or all."""
-        result = Maintenance(table.full_name)
+        done = Maintenance(table.full_name)
         if keep is not None:
-            result = self._expire(table, keep, result)
+            self._expire(table, f"{self.today - timedelta(keep - 1)}", done)
         for day in _opened(self.lake, table).partitions:
-            result = self._merge(table, day, result)
+            self._merge(table, day, done)
         if not self.dry_run:
             self.lake.write_checkpoint(table)
-        return replace(result, deleted_files=self.lake.vacuum(table, dry_run=self.dry_run))
+        done.deleted_files = self.lake.vacuum(table, dry_run=self.dry_run)
+        return done
 
-    def _expire(self, table: Table, keep: int, result: Maintenance) -> Maintenance:
-        snapshot, first = _opened(self.lake, table), self.today - timedelta(keep - 1)
-        days = [day for day in snapshot.partitions if day < f"{first}"]
+    def _expire(self, table: Table, first: str, done: Maintenance) -> None:
+        snapshot = _opened(self.lake, table)
+        days = [day for day in snapshot.partitions if day < first]
         files = snapshot.files(days)
         if files and not self.dry_run:
             self.lake.commit(table, [], replaced=files, since=snapshot)
-        return replace(result, expired_days=len(days), expired_files=len(files))
+        done.expired_days = len(days)
+        done.expired_files = len(files)
 
-    def _merge(self, table: Table, day: str, result: Maintenance) -> Maintenance:
+    def _merge(self, table: Table, day: str, done: Maintenance) -> None:
         """Merge the small files of a day; of a past day of silver, merge all files if any is small."""
+        is_past = day < f"{self.today}"
         for tries_left in reversed(range(_TRIES)):
-            snapshot, is_past = _opened(self.lake, table), day < f"{self.today}"
+            snapshot = _opened(self.lake, table)
             kept = _kept_files(self.lakes) if table is EVENTS else ()
             files = [file for file in snapshot.files([day]) if file.path not in kept]
             small = [file for file in files if file.size < self.target / 2]
             merged = files if is_past and small and table.layer == "silver" else small
             size, rows = sum(file.size for file in merged), sum(file.rows for file in merged)
-            rows_per_file = _rows_per_file(table, rows, size, self.target)
+            rows_per_file = max(1, int(rows * self.target / size)) if size else MAX_ROWS
+            rows_per_file = rows_per_file if table.layer == "silver" else min(rows_per_file, MAX_ROWS)
             if len(merged) <= max(1 if is_past else _MANY, math.ceil(rows / rows_per_file)):
-                return result
-            done = replace(
-                result,
-                merged_days=result.merged_days + 1,
-                files_before=result.files_before + len(merged),
-                rows_before=result.rows_before + rows,
-                bytes_before=result.bytes_before + size,
-            )
-            if self.dry_run:
-                return done
-            parts = portions(table, dataset_of(self.lake, table, merged), rows_per_file)
-            new = [file for part in parts for file in self.lake.write(table, part, "merged")]
-            try:
-                _rewrite(self.lake, table, merged, new, snapshot)
-            except LakeInUseError:
-                if not tries_left:
-                    raise
-                continue
-            return replace(
-                done,
-                files_after=result.files_after + len(new),
-                rows_after=result.rows_after + sum(file.rows for file in new),
-                bytes_after=result.bytes_after + sum(file.size for file in new),
-            )
-        raise AssertionError
+                return
+            new: list[DataFile] = []
+            if not self.dry_run:
+                parts = portions(table, dataset_of(self.lake, table, merged), rows_per_file)
+                new = [file for part in parts for file in self.lake.write(table, part, "merged")]
+                try:
+                    _rewrite(snapshot, self.lake, new, merged)
+                except LakeInUseError:
+                    if not tries_left:
+                        raise
+                    continue
+            done.merged_days += 1
+            done.files_before += len(merged)
+            done.rows_before += rows
+            done.bytes_before += size
+            done.files_after += len(new)
+            done.rows_after += sum(file.rows for file in new)
+            done.bytes_after += sum(file.size for file in new)
+            return
 
 
 def _unfinished_batch(lake: Lake) -> int | None:
@@ -239,11 +221,6 @@ def _kept_files(lakes: Iterable[Lake]) -> set[str]:
     }
 
 
-def _rows_per_file(table: Table, rows: int, size: int, target: int) -> int:
-    rows_per_file = max(1, int(rows * target / size)) if size else MAX_ROWS
-    return rows_per_file if table.layer == "silver" else min(rows_per_file, MAX_ROWS)
-
-
 def portions(table: Table, dataset: Any, rows_per_file: int = MAX_ROWS) -> Iterator[Any]:
     """Yield a table's rows in portions, in order of the jobs, so that a look-up by id reads few row groups.
 
@@ -256,22 +233,17 @@ def portions(table: Table, dataset: Any, rows_per_file: int = MAX_ROWS) -> Itera
     # Little read-ahead, because a day of events can be larger than the memory.
     batches = dataset.scanner(batch_size=131_072, batch_readahead=2, fragment_readahead=2).to_batches()
     kept: list[Any] = []
-    count = 0
     for batch in batches:
-        begin = 0
-        while begin < batch.num_rows:
-            part = batch.slice(begin, rows_per_file - count)
-            kept.append(part)
-            count, begin = count + part.num_rows, begin + part.num_rows
-            if count == rows_per_file:
-                yield _in_order(kept)
-                kept, count = [], 0
+        kept.append(batch)
+        while sum(part.num_rows for part in kept) >= rows_per_file:
+            rows = pa.Table.from_batches(kept)
+            yield _in_order(rows.slice(0, rows_per_file))
+            kept = rows.slice(rows_per_file).to_batches()
     if kept:
-        yield _in_order(kept)
+        yield _in_order(pa.Table.from_batches(kept))
 
 
-def _in_order(batches: Sequence[Any]) -> Any:
-    rows = pa.Table.from_batches(batches)
+def _in_order(rows: Any) -> Any:
     order = ("queue", "job_id", "id", "event_ms", "event_seq")
     names = [(name, "ascending") for name in order if name in rows.column_names]
     return rows.sort_by(names) if names else rows
@@ -309,16 +281,12 @@ class Forgotten:
 
 def jobs_with_id(lake: Lake, job_id: str, queue: str | None = None) -> set[JobKey]:
     """Return the jobs with an id in any table; raise ``ConfigError`` if several queues have one and none is given."""
-    found = {
-        name
-        for one, table in _tables(lake.of_all_brokers(), JOBS)
-        if table is not ERRORS_DAY
-        for name in pc.unique(
-            dataset_of(one, table, _opened(one, table).files()).to_table(
-                ["queue"], ds.field(_id_column(table)) == job_id
-            )["queue"]
-        ).to_pylist()
-    }
+    found = set[str]()
+    for one, table in _tables(lake.of_all_brokers(), JOBS):
+        if table is not ERRORS_DAY:
+            dataset = dataset_of(one, table, _opened(one, table).files())
+            rows = dataset.to_table(["queue"], ds.field(_id_column(table)) == job_id)
+            found.update(pc.unique(rows["queue"]).to_pylist())
     queues = found if queue is None else found & {queue}
     if len(queues) > 1:
         raise ConfigError(f"several queues have a job {job_id!r}: {', '.join(sorted(queues))}; choose one")
@@ -364,7 +332,8 @@ def forget(
     """
     lakes = lake.of_all_brokers()
     if dry_run:
-        return [_count(one, table, jobs) for one, table in _tables(lakes, last)]
+        counted = [(table, [count for *_, count in _matches(one, table, jobs)]) for one, table in _tables(lakes, last)]
+        return [Forgotten(table.full_name, sum(counts), len(counts)) for table, counts in counted]
     for one in lakes:
         _check_finished(one)
     with ExitStack() as locks:  # a pipeline would write the events of an open job again
@@ -397,52 +366,42 @@ def _id_column(table: Table) -> str:
     return _IDS.get(table, "job_id")
 
 
-def _count(lake: Lake, table: Table, jobs: Collection[JobKey]) -> Forgotten:
-    files = _opened(lake, table).files()
-    counts = [_match(lake, table, file, jobs)[1] for file in _candidates(table, files, jobs)]
-    found = [count for count in counts if count]
-    return Forgotten(table.full_name, sum(found), len(found))
-
-
 def _remove(lake: Lake, table: Table, jobs: Collection[JobKey]) -> Forgotten:
     """Rewrite the files with rows of the jobs, and delete all files of earlier versions."""
     snapshot = _opened(lake, table)
     replaced: list[DataFile] = []
     new: list[DataFile] = []
     removed = 0
-    for file in _candidates(table, snapshot.files(), jobs):
-        rows, count = _match(lake, table, file, jobs)
-        if count:
-            replaced.append(file)
-            removed += count
-            if rows.num_rows:
-                new += lake.write(table, rows, "kept")
+    for file, rows, count in _matches(lake, table, jobs):
+        replaced.append(file)
+        removed += count
+        if rows.num_rows:
+            new += lake.write(table, rows, "kept")
     # The pipeline's record is in the newest commit of its state: old ones leave the log, also after a vacuum.
     metadata = snapshot.last_metadata() if table == lake.open_events else None
     if replaced or metadata:
-        _rewrite(lake, table, replaced, new, snapshot, metadata)
+        _rewrite(snapshot, lake, new, replaced, metadata=metadata)
     old_files = lake.vacuum(table, timedelta(0), never_committed=False) + lake.vacuum(table, _KILLED_WRITE)
     if replaced:
         lake.shorten_log(table, snapshot.version + 1)
     return Forgotten(table.full_name, removed, len(replaced), old_files)
 
 
-def _candidates(table: Table, files: Sequence[DataFile], jobs: Collection[JobKey]) -> list[DataFile]:
-    return list(files) if table is ERRORS_DAY else files_with(files, _id_column(table), {job_id for _, job_id in jobs})
-
-
-def _match(lake: Lake, table: Table, file: DataFile, jobs: Collection[JobKey]) -> tuple[Any, int]:
-    """Return a file's rows without those of the jobs, and the number of the latter."""
-    dataset, wanted = dataset_of(lake, table, [file]), set(jobs)
-    if table is ERRORS_DAY:
-        return _without_samples(dataset.to_table(), wanted)
-    column = _id_column(table)
-    if not dataset.count_rows(filter=ds.field(column).isin(sorted({job_id for _, job_id in wanted}))):
-        return None, 0
-    rows = dataset.to_table()
-    keys = zip(rows["queue"].to_pylist(), rows[column].to_pylist(), strict=True)
-    kept = rows.filter(pa.array([key not in wanted for key in keys], pa.bool_()))
-    return kept, rows.num_rows - kept.num_rows
+def _matches(lake: Lake, table: Table, jobs: Collection[JobKey]) -> Iterator[tuple[DataFile, Any, int]]:
+    """Yield each file with rows of the jobs, its other rows, and the number of those to remove."""
+    wanted, ids = set(jobs), sorted({job_id for _, job_id in jobs})
+    column, files = _id_column(table), _opened(lake, table).files()
+    for file in files if table is ERRORS_DAY else files_with(files, column, ids):
+        dataset = dataset_of(lake, table, [file])
+        if table is ERRORS_DAY:
+            kept, count = _without_samples(dataset.to_table(), wanted)
+        elif count := dataset.count_rows(filter=ds.field(column).isin(ids)):
+            rows = dataset.to_table()
+            keys = zip(rows["queue"].to_pylist(), rows[column].to_pylist(), strict=True)
+            kept = rows.filter(pa.array([key not in wanted for key in keys], pa.bool_()))
+            count = rows.num_rows - kept.num_rows  # other queues may have jobs with these ids
+        if count:
+            yield file, kept, count
 
 
 def _without_samples(rows: Any, wanted: Collection[JobKey]) -> tuple[Any, int]:
@@ -458,11 +417,6 @@ def _without_samples(rows: Any, wanted: Collection[JobKey]) -> tuple[Any, int]:
 
 def _record(lake: Lake, results: Sequence[Forgotten], jobs: int, reason: str | None) -> None:
     now = datetime.now(UTC)
-    rows = [
-        {
-            "forgotten_at": now, "reason": reason, "jobs": jobs, "table_name": result.table, "rows": result.rows,
-            "files": result.files, "old_files": result.old_files, "dt": f"{now.date()}",
-        }
-        for result in results
-    ]  # fmt: skip
+    same = {"forgotten_at": now, "reason": reason, "jobs": jobs, "dt": f"{now.date()}"}
+    rows = [{**same, **asdict(result), "table_name": result.table} for result in results]
     lake.commit(FORGOTTEN, lake.write(FORGOTTEN, pa.Table.from_pylist(rows, arrow_schema(FORGOTTEN)), "record"))
