@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 
 from bulltask.jobs.clock import Duration, to_ms
 from bulltask.jobs.errors import ConfigError
-from bulltask.lake.formatting import Unit, pluralize, significant
+from bulltask.lake.formatting import Unit, pluralize
 from bulltask.lake.log_histogram import mean_and_variance, merge_histograms
 
 __all__ = ["Estimate", "Load", "Recommendation", "min_slots", "recommend", "waiting_probability"]
@@ -277,12 +277,12 @@ def _explain_load(peak: _Minute, minutes: int, load: Load, factor: float) -> lis
     observed = peak.load(1.0)
     return [
         f"The busiest of {pluralize(minutes, 'minute')} with new jobs begins at {peak.at:%Y-%m-%d %H:%M} UTC:"
-        f" {pluralize(peak.jobs, 'job')} ({significant(peak.jobs / 60)} per second) with"
-        f" {pluralize(peak.attempts / peak.jobs, 'attempt', significant)} each.",
+        f" {pluralize(peak.jobs, 'job')} ({_significant(peak.jobs / 60)} per second) with"
+        f" {pluralize(peak.attempts / peak.jobs, 'attempt', _significant)} each.",
         f"An attempt runs for {_seconds(observed.run_s)} on average, which keeps"
-        f" {pluralize(observed.busy_slots, 'slot', significant)} busy all the time.",
+        f" {pluralize(observed.busy_slots, 'slot', _significant)} busy all the time.",
         f"Multiplied by the peak factor {factor:g}, for bursts and growth, this is"
-        f" {pluralize(load.busy_slots, 'slot', significant)}.",
+        f" {pluralize(load.busy_slots, 'slot', _significant)}.",
     ]
 
 
@@ -301,7 +301,7 @@ def _explain_estimates(estimates: tuple[Estimate, ...], concurrency: int, max_wa
     lines = [f"{text} (Erlang C)."]
     if load.variation > 1:
         lines.append(
-            f"Run times vary widely (the variance is {significant(load.variation)} times the square of the mean; the"
+            f"Run times vary widely (the variance is {_significant(load.variation)} times the square of the mean; the"
             " model assumes 1), so the estimates of long waits were increased in proportion."
         )
     return lines
@@ -310,7 +310,7 @@ def _explain_estimates(estimates: tuple[Estimate, ...], concurrency: int, max_wa
 def _explain_observed(minutes: int, busy: float | None, peak: int | None, incomplete: int) -> list[str]:
     lines = []
     if busy is not None:
-        slots = pluralize(busy, "busy slot", significant)
+        slots = pluralize(busy, "busy slot", _significant)
         lines.append(f"Observed in {pluralize(minutes, 'minute')}: {slots} on average, {peak:,} at most.")
     if incomplete:
         lines.append(f"Not counted: {pluralize(incomplete, 'minute')} with lost events, which may have been busier.")
@@ -318,9 +318,17 @@ def _explain_observed(minutes: int, busy: float | None, peak: int | None, incomp
 
 
 def _seconds(seconds: float) -> str:
-    return f"{significant(seconds * 1000)} ms" if seconds < 1 else f"{significant(seconds)} s"
+    return f"{_significant(seconds * 1000)} ms" if seconds < 1 else f"{_significant(seconds)} s"
 
 
 def _percent(fraction: float) -> str:
     percent = min(fraction * 100, 99.99)  # 99.999% must not be shown as 100%
-    return f"{percent:.4g}%" if percent >= 1 else f"{significant(percent)}%"
+    return f"{percent:.4g}%" if percent >= 1 else f"{_significant(percent)}%"
+
+
+def _significant(number: float) -> str:
+    """Return a number of at least 0 with three significant digits and no exponent."""
+    if 0 < number < 0.001:
+        return "less than 0.001"
+    text = f"{number:.3g}"
+    return f"{number:,.0f}" if "e" in text or number >= 1_000 else text

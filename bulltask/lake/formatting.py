@@ -14,17 +14,7 @@ from bulltask.jobs.names import UNSEEN
 if TYPE_CHECKING:
     from decimal import Decimal
 
-__all__ = [
-    "CONTROL",
-    "Unit",
-    "age_text",
-    "format_value",
-    "json_text",
-    "one_line",
-    "pluralize",
-    "shorten",
-    "significant",
-]
+__all__ = ["ABSENT", "CONTROL", "Unit", "age_text", "format_value", "json_text", "one_line", "pluralize", "shorten"]
 
 ABSENT: Final = "\N{EN DASH}"
 
@@ -91,14 +81,6 @@ def pluralize(number: float, noun: str, spec: str | Callable[[float], str] = ","
     """
     text = format(number, spec) if isinstance(spec, str) else spec(number)
     return f"{text} {noun}{'' if text == '1' else 's'}"
-
-
-def significant(number: float) -> str:
-    """Return a number of at least 0 with three significant digits and no exponent."""
-    if 0 < number < 0.001:
-        return "less than 0.001"
-    text = f"{number:.3g}"
-    return f"{number:,.0f}" if "e" in text or number >= 1_000 else text
 
 
 def _number(value: float) -> str:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,19 +100,15 @@ def migrate(lake: Lake, *, dry_run: bool = False) -> list[Migration]:
 def _old_days(root: Path, table: Table) -> dict[str, list[Path]]:
     """Return the files of the old layout by day: those in directories of queues; in gold, those without a log."""
     directory, found = root / table.layer / table.name, dict[str, list[Path]]()
+    is_gold = table.layer == "gold"
+    # The pipeline's old state is deleted after the files of gold: without it, gold has been converted completely.
+    if is_gold and not (root / "_pipeline/head.json").exists() and (directory / "_delta_log").exists():
+        return {}
     for day in sorted(directory.glob("dt=*")):
-        if table.layer == "gold":
-            files = [file for file in day.glob("*.parquet") if not file.name.startswith(f"{_PREFIX}-")]
-        else:
-            files = list(day.glob("queue=*/ingest_id=*/*.parquet"))
-        if files := sorted(file for file in files if file.name[0] not in "_."):
-            found[day.name.removeprefix("dt=")] = files
-    return {} if table.layer == "gold" and not _is_old_gold(root, directory) else found
-
-
-def _is_old_gold(root: Path, directory: Path) -> bool:
-    """Whether gold has not been converted completely: the pipeline's old state is deleted after its files."""
-    return (root / "_pipeline" / "head.json").exists() or not (directory / "_delta_log").exists()
+        files = day.glob("*.parquet" if is_gold else "queue=*/ingest_id=*/*.parquet")
+        if old := sorted(file for file in files if not file.name.startswith(("_", ".", f"{_PREFIX}-"))):
+            found[day.name.removeprefix("dt=")] = old
+    return found
 
 
 def _unfinished_batch(lake: Lake) -> str | None:
@@ -153,11 +149,9 @@ def _convert(lake: Lake, table: Table, days: Mapping[str, Sequence[Path]]) -> Mi
     for day, files in _remaining(lake, table, days).items():
         new: list[DataFile] = []
         for queue, queue_files in _by_queue(table, files):
-            for rows in portions(table, _dataset(table, queue, queue_files)):
-                stored = rows.append_column("dt", pa.repeat(day, rows.num_rows))
-                if queue is not None:
-                    stored = stored.append_column("queue", pa.repeat(queue, rows.num_rows))
-                new += lake.write(table, stored, _PREFIX)
+            same = {"dt": day} if queue is None else {"dt": day, "queue": queue}
+            for rows in portions(table, _dataset(table, queue_files, same)):
+                new += lake.write(table, _with_columns(rows, same), _PREFIX)
         lake.commit(table, new)
         written += new
     return replace(counted, files_after=len(written), rows_after=sum(file.rows for file in written))
@@ -172,11 +166,17 @@ def _by_queue(table: Table, files: Sequence[Path]) -> Iterator[tuple[str | None,
     yield from sorted(queues.items(), key=lambda item: item[0] or "")
 
 
-def _dataset(table: Table, queue: str | None, files: Sequence[Path]) -> Any:
-    """Return the rows of old files; columns that a later version added are null."""
-    skipped = {table.partition} if queue is None else {table.partition, "queue"}
-    schema = pa.schema([field for field in arrow_schema(table) if field.name not in skipped])
+def _dataset(table: Table, files: Sequence[Path], missing: Collection[str]) -> Any:
+    """Return the rows of old files without some columns of the table; those that a later version added are null."""
+    schema = pa.schema([field for field in arrow_schema(table) if field.name not in missing])
     return ds.dataset([str(file) for file in files], schema=schema, format="parquet")
+
+
+def _with_columns(rows: Any, values: Mapping[str, Any]) -> Any:
+    """Add columns that have one value in all rows."""
+    for name, value in values.items():
+        rows = rows.append_column(name, pa.repeat(value, rows.num_rows))
+    return rows
 
 
 def _convert_state(lake: Lake) -> None:
@@ -192,12 +192,9 @@ def _convert_state(lake: Lake) -> None:
     record = BatchRecord(**known)
     written: list[DataFile] = []
     if stored["open_jobs_ingest_id"] is not None:
-        schema = arrow_schema(OPEN_EVENTS)
-        columns = pa.schema([field for field in schema if field.name not in {"batch", "shard"}])
+        same = {"batch": record.number, "shard": "all"}
         files = sorted(lake.internal("open_jobs", stored["open_jobs_ingest_id"]).glob("*.parquet"))
-        rows = ds.dataset([str(file) for file in files], schema=columns, format="parquet").to_table()
-        rows = rows.append_column("batch", pa.array([record.number] * rows.num_rows, pa.int64()))
-        rows = rows.append_column("shard", pa.repeat("all", rows.num_rows))
+        rows = _with_columns(_dataset(OPEN_EVENTS, files, same).to_table(), same)
         written = lake.write(OPEN_EVENTS, rows, batch_prefix(record.number))
     lake.commit(OPEN_EVENTS, written, batch=record.number, metadata=record.to_json())
 

@@ -51,7 +51,7 @@ from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import FileSelector, FileSystem, LocalFileSystem, PyFileSystem, SubTreeFileSystem
 
-from bulltask.jobs.errors import ConfigError, LakeError, LakeInUseError, did_you_mean
+from bulltask.jobs.errors import ConfigError, LakeError, LakeInUseError
 from bulltask.lake.tables import (
     ATTEMPTS,
     BROKERS,
@@ -69,17 +69,7 @@ from bulltask.lake.tables import (
 if sys.platform != "win32":
     import fcntl
 
-__all__ = [
-    "DataFile",
-    "Lake",
-    "RunLock",
-    "Snapshot",
-    "arrow_schema",
-    "batch_prefix",
-    "days_of",
-    "find_tables",
-    "writer_pid",
-]
+__all__ = ["DataFile", "Lake", "RunLock", "Snapshot", "arrow_schema", "batch_prefix", "days_of", "writer_pid"]
 
 
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # a Path of s3a://bucket is s3a:/bucket
@@ -329,12 +319,18 @@ class Lake:
             prefix: How the files' names begin.
         """
         written: list[DataFile] = []
-        schema = arrow_schema(table)
+        schema, files = arrow_schema(table), self.files
         columns = [name for name in schema.names if name != table.partition]
         for value in pc.unique(rows[table.partition]).to_pylist():
             part = rows.filter(pc.equal(rows[table.partition], value)).select(columns)
             path = f"{table.partition}={value}/{prefix}-{secrets.token_hex(8)}.parquet"
-            size = self._write_file(table, path, part.cast(pa.schema([schema.field(name) for name in columns])))
+            full = f"{table.layer}/{table.name}/{path}"
+            stored = part.cast(pa.schema([schema.field(name) for name in columns]))
+            if self.directory is not None:
+                (self.directory / full).parent.mkdir(parents=True, exist_ok=True)
+            with files.open_output_stream(full) as stream:
+                pq.write_table(stored, stream, compression="zstd", row_group_size=table.row_group)
+                size = int(stream.tell())
             written.append(DataFile(path, size, value, part.num_rows, *_ends(part)))
         return written
 
@@ -424,12 +420,7 @@ class Lake:
             ) from exc
 
     def vacuum(
-        self,
-        table: Table,
-        older_than: timedelta | None = None,
-        *,
-        never_committed: bool = True,
-        dry_run: bool = False,
+        self, table: Table, older_than: timedelta | None = None, *, never_committed: bool = True, dry_run: bool = False
     ) -> int:
         """Delete files that the table's current version does not have, and return their number.
 
@@ -496,16 +487,6 @@ class Lake:
             "only one of them run at a time; the next run continues after the lake's last event"
         )
 
-    def _write_file(self, table: Table, path: str, rows: Any) -> int:
-        """Write a file and return its size."""
-        full = f"{table.layer}/{table.name}/{path}"
-        files = self.files
-        if self.directory is not None:
-            (self.directory / full).parent.mkdir(parents=True, exist_ok=True)
-        with files.open_output_stream(full) as stream:
-            pq.write_table(rows, stream, compression="zstd", row_group_size=table.row_group)
-            return int(stream.tell())
-
     def _claim_of(self, table: Table) -> int | None:
         """Return the claim that commits of a table carry, if it is one of a claimed lake; check that it is the last."""
         claim = self._claim if table in {*_CLAIMED, self.open_events} else None
@@ -557,15 +538,13 @@ class Snapshot:
 
     @cached_property
     def _files(self) -> list[DataFile]:
-        columns = [self._actions[name].to_pylist() for name in ("path", "size_bytes", "partition", "num_records")]
-        ends = [
-            self._actions[name].to_pylist() if name in self._actions.column_names else [{}] * len(columns[0])
-            for name in ("min", "max")
-        ]
         files = (
-            DataFile(path, size, partition[self.table.partition], rows, _known(low), _known(high))
-            for path, size, partition, rows, low, high in zip(*columns, *ends, strict=True)
-        )
+            DataFile(
+                row["path"], row["size_bytes"], row["partition"][self.table.partition], row["num_records"],
+                _known(row.get("min")), _known(row.get("max")),
+            )
+            for row in self._actions.to_pylist()
+        )  # fmt: skip
         return sorted(files, key=lambda file: (file.partition, file.path))
 
     def files(self, partitions: Collection[str] | None = None) -> list[DataFile]:
@@ -656,30 +635,12 @@ def _parse_root(root: str | Path) -> str:
     return f"{_SCHEMES[scheme]}://{rest}"
 
 
-def find_tables(names: Iterable[str]) -> list[Table]:
-    """Return tables by their full names, and all tables of a layer by its name; others raise ``ConfigError``."""
-    tables: dict[str, Table] = {}
-    for name in names:
-        matching = {full: table for full, table in TABLES.items() if name in {full, table.layer}}
-        if not matching:
-            known = [*TABLES, *dict.fromkeys(table.layer for table in TABLES.values())]
-            raise ConfigError(f"unknown table {name!r}{did_you_mean(name, known)}")
-        tables |= matching
-    return list(tables.values())
-
-
 def days_of(snapshot: Snapshot | None) -> list[date]:
     """Return the days that a table has rows of, in order."""
     return [] if snapshot is None else [date.fromisoformat(day) for day in snapshot.partitions]
 
 
 _LOCK: Final = "lock"
-
-
-def check_platform() -> None:
-    """Raise ``ConfigError`` on Windows, which lacks the locks with which a process writes to a lake."""
-    if sys.platform == "win32":
-        raise ConfigError("on Windows, bulltask cannot write to a lake: run this command in WSL 2 or a Linux container")
 
 
 class RunLock:
@@ -693,12 +654,16 @@ class RunLock:
         lake: The lake to write to with this lock.
 
     Raises:
+        ConfigError: The system is Windows, which lacks the locks.
         LakeError: The lake has an old layout.
         LakeInUseError: Another pipeline is already writing to the lake.
     """
 
     def __init__(self, lake: Lake) -> None:
-        check_platform()
+        if sys.platform == "win32":
+            raise ConfigError(
+                "on Windows, bulltask cannot write to a lake: run this command in WSL 2 or a Linux container"
+            )
         lake.check_layout()
         self._releasing = threading.RLock()
         self._file = -1

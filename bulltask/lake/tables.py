@@ -11,12 +11,12 @@ the clock of the client that wrote them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from bulltask.jobs.errors import ConfigError
+from bulltask.jobs.errors import ConfigError, did_you_mean
 
 __all__ = [
     "ATTEMPTS",
@@ -42,6 +42,7 @@ __all__ = [
     "Kind",
     "Table",
     "check_broker",
+    "find_tables",
     "open_events_of",
     "queue_prefix",
 ]
@@ -428,3 +429,15 @@ TABLES: Final[Mapping[str, Table]] = {
     )
 }  # fmt: skip
 """All tables by full name."""
+
+
+def find_tables(names: Iterable[str]) -> list[Table]:
+    """Return tables by their full names, and all tables of a layer by its name; others raise ``ConfigError``."""
+    tables: dict[str, Table] = {}
+    for name in names:
+        matching = {full: table for full, table in TABLES.items() if name in {full, table.layer}}
+        if not matching:
+            known = [*TABLES, *dict.fromkeys(table.layer for table in TABLES.values())]
+            raise ConfigError(f"unknown table {name!r}{did_you_mean(name, known)}")
+        tables |= matching
+    return list(tables.values())

@@ -15,8 +15,8 @@ from bulltask.lake import History
 from bulltask.lake.ledger import BatchRecord
 from bulltask.lake.maintenance import Maintenance, maintain, parse_retention
 from bulltask.lake.reader import TableReader, dataset_of
-from bulltask.lake.storage import Lake, find_tables
-from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, OPEN_EVENTS, Table
+from bulltask.lake.storage import Lake
+from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, OPEN_EVENTS, Table, find_tables
 from tests.support.lake import LakeBuilder, at
 
 TODAY = date(2026, 11, 23)

@@ -149,7 +149,7 @@ def forget_command(
     Example: --table bronze.jobs --where "data LIKE '%ada@example.com%'"
     """
     from bulltask.lake.maintenance import JobKey, forget, jobs_where, jobs_with_id  # noqa: PLC0415 - slow
-    from bulltask.lake.storage import find_tables  # noqa: PLC0415 - slow
+    from bulltask.lake.tables import find_tables  # noqa: PLC0415 - slow
 
     if bool(job_ids) == bool(where):
         raise click.UsageError("give either --job or --where")
