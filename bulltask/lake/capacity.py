@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 
 from bulltask.jobs.clock import Duration, to_ms
 from bulltask.jobs.errors import ConfigError
-from bulltask.lake.formatting import Unit, pluralize
+from bulltask.lake.formatting import Unit, format_value, pluralize
 from bulltask.lake.log_histogram import mean_and_variance, merge_histograms
 
 __all__ = ["Estimate", "Load", "Recommendation", "min_slots", "recommend", "waiting_probability"]
@@ -124,8 +124,6 @@ class Recommendation:
         run_s: Their mean run time in seconds.
         load: The number of slots that these attempts keep busy, times the peak factor.
         estimates: The effect of this and other values of the concurrency, in ascending order.
-        observed_mean: Mean number of busy slots over the given minutes; ``None`` without ``capacity_minutes``.
-        observed_peak: Maximum number of busy slots; ``None`` without ``capacity_minutes``.
         reasoning: How the number was computed, in sentences.
         assumptions: The assumptions of the model.
     """
@@ -138,8 +136,6 @@ class Recommendation:
     run_s: float
     load: float
     estimates: tuple[Estimate, ...]
-    observed_mean: float | None
-    observed_peak: int | None
     reasoning: tuple[str, ...]
     assumptions: tuple[str, ...]
 
@@ -178,7 +174,7 @@ def recommend(
         raise ConfigError(f"target must be more than 0 and less than 1, not {target!r}")
     if not 1 <= peak_factor < 1_000_000:
         raise ConfigError(f"peak_factor must be 1 or more, not {peak_factor!r}")
-    rows, capacity_minutes = list(task_minutes), list(capacity_minutes)
+    rows = list(task_minutes)
     tasks = _tasks(rows)
     minutes = _minutes([row for row in rows if row["complete"]], tasks)
     incomplete = {row["minute"] for row in rows if not row["complete"]}
@@ -189,18 +185,15 @@ def recommend(
     peak = max(minutes.values(), key=lambda minute: (minute.busy_ms, minute.at))
     load = peak.load(peak_factor)
     concurrency = min_slots(load, max_wait_s, target)
-    means, maxima = _by_minute(capacity_minutes, "busy_slots"), _by_minute(capacity_minutes, "peak_slots")
-    observed_mean = sum(means) / len(means) if means else None
-    observed_peak = max(maxima) if maxima else None
     estimates = _estimates(load, concurrency, max_wait_s)
     reasoning = [
         *_explain_load(peak, len(minutes), load, peak_factor),
         *_explain_estimates(estimates, concurrency, max_wait_s, load),
-        *_explain_observed(len(means), observed_mean, observed_peak, len(incomplete)),
+        *_explain_observed(list(capacity_minutes), len(incomplete)),
     ]
     return Recommendation(
         concurrency, max_wait_s, target, peak.at, load.per_s / peak_factor, load.run_s, load.busy_slots, estimates,
-        observed_mean, observed_peak, tuple(reasoning), _ASSUMPTIONS,
+        tuple(reasoning), _ASSUMPTIONS,
     )  # fmt: skip
 
 
@@ -260,14 +253,6 @@ def _minutes(rows: list[Row], tasks: Mapping[tuple[Any, Any], _Task]) -> dict[da
     return minutes
 
 
-def _by_minute(rows: Iterable[Row], column: str) -> list[Any]:
-    """Return the sum of a column across all queues, for each minute."""
-    sums: dict[datetime, Any] = defaultdict(int)
-    for row in rows:
-        sums[row["minute"]] += row[column]
-    return list(sums.values())
-
-
 def _estimates(load: Load, concurrency: int, max_wait_s: float) -> tuple[Estimate, ...]:
     numbers = range(max(concurrency - _NEIGHBORS, 1), concurrency + _NEIGHBORS + 1)
     return tuple(Estimate(n, 1 - load.late_fraction(n, max_wait_s), min(load.busy_slots / n, 1.0)) for n in numbers)
@@ -279,7 +264,7 @@ def _explain_load(peak: _Minute, minutes: int, load: Load, factor: float) -> lis
         f"The busiest of {pluralize(minutes, 'minute')} with new jobs begins at {peak.at:%Y-%m-%d %H:%M} UTC:"
         f" {pluralize(peak.jobs, 'job')} ({_significant(peak.jobs / 60)} per second) with"
         f" {pluralize(peak.attempts / peak.jobs, 'attempt', _significant)} each.",
-        f"An attempt runs for {_seconds(observed.run_s)} on average, which keeps"
+        f"An attempt runs for {format_value(observed.run_s, Unit.SECONDS)} on average, which keeps"
         f" {pluralize(observed.busy_slots, 'slot', _significant)} busy all the time.",
         f"Multiplied by the peak factor {factor:g}, for bursts and growth, this is"
         f" {pluralize(load.busy_slots, 'slot', _significant)}.",
@@ -289,14 +274,14 @@ def _explain_load(peak: _Minute, minutes: int, load: Load, factor: float) -> lis
 def _explain_estimates(estimates: tuple[Estimate, ...], concurrency: int, max_wait_s: float, load: Load) -> list[str]:
     by_concurrency = {estimate.concurrency: estimate for estimate in estimates}
     chosen, fewer = by_concurrency[concurrency], by_concurrency.get(concurrency - 1)
+    in_time, max_wait = format_value(chosen.in_time, Unit.FRACTION), format_value(max_wait_s, Unit.SECONDS)
     text = (
-        f"With {pluralize(concurrency, 'slot')}, {_percent(chosen.in_time)} of the attempts start within"
-        f" {_seconds(max_wait_s)}, and {chosen.utilization:.0%} of the slots are busy"
+        f"With {pluralize(concurrency, 'slot')}, {in_time} of the attempts start within {max_wait}, and"
+        f" {chosen.utilization:.0%} of the slots are busy"
     )
     if fewer is not None:
-        effect = (
-            "the queue would grow without bound" if fewer.utilization >= 1 else f"it would be {_percent(fewer.in_time)}"
-        )
+        in_time = format_value(fewer.in_time, Unit.FRACTION)
+        effect = "the queue would grow without bound" if fewer.utilization >= 1 else f"it would be {in_time}"
         text += f"; with {concurrency - 1:,}, {effect}"
     lines = [f"{text} (Erlang C)."]
     if load.variation > 1:
@@ -307,23 +292,19 @@ def _explain_estimates(estimates: tuple[Estimate, ...], concurrency: int, max_wa
     return lines
 
 
-def _explain_observed(minutes: int, busy: float | None, peak: int | None, incomplete: int) -> list[str]:
+def _explain_observed(rows: list[Row], incomplete: int) -> list[str]:
     lines = []
-    if busy is not None:
-        slots = pluralize(busy, "busy slot", _significant)
-        lines.append(f"Observed in {pluralize(minutes, 'minute')}: {slots} on average, {peak:,} at most.")
+    if rows:
+        busy, peak = defaultdict[datetime, float](float), defaultdict[datetime, int](int)  # of all queues
+        for row in rows:
+            busy[row["minute"]] += row["busy_slots"]
+            peak[row["minute"]] += row["peak_slots"]
+        mean = pluralize(sum(busy.values()) / len(busy), "busy slot", _significant)
+        minutes = pluralize(len(busy), "minute")
+        lines.append(f"Observed in {minutes}: {mean} on average, {max(peak.values()):,} at most.")
     if incomplete:
         lines.append(f"Not counted: {pluralize(incomplete, 'minute')} with lost events, which may have been busier.")
     return lines
-
-
-def _seconds(seconds: float) -> str:
-    return f"{_significant(seconds * 1000)} ms" if seconds < 1 else f"{_significant(seconds)} s"
-
-
-def _percent(fraction: float) -> str:
-    percent = min(fraction * 100, 99.99)  # 99.999% must not be shown as 100%
-    return f"{percent:.4g}%" if percent >= 1 else f"{_significant(percent)}%"
 
 
 def _significant(number: float) -> str:

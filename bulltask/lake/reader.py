@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import difflib
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import reduce as fold
 from operator import and_
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from bulltask.jobs.errors import ConfigError, LakeError, did_you_mean
+from bulltask.lake.formatting import Unit
 from bulltask.lake.storage import DataFile, Lake, arrow_schema, days_of
 from bulltask.lake.tables import ATTEMPTS, BACKFILLS, BUILT_FIRST, BUILT_LAST, EVENTS, GAPS, JOBS, SNAPSHOTS, Table
 
@@ -223,9 +225,9 @@ def dataset_of(lake: Lake, table: Table, files: Sequence[DataFile]) -> Any:
     return ds.FileSystemDataset(fragments, arrow_schema(table), _PARQUET, system)
 
 
-def known_queues(reader: TableReader) -> set[str]:
-    """Return the queues in bronze and silver tables; gold tables may be kept for longer."""
-    return {name for table in (EVENTS, ATTEMPTS, JOBS, SNAPSHOTS, GAPS) for name in reader.queues(table)}
+def known_queues(reader: TableReader, *more: Table) -> set[str]:
+    """Return the queues in bronze and silver tables, and in ``more``: gold tables may be kept for longer."""
+    return {name for table in (EVENTS, ATTEMPTS, JOBS, SNAPSHOTS, GAPS, *more) for name in reader.queues(table)}
 
 
 def normalize_queue(queue: str, known: Collection[str]) -> str:
@@ -257,22 +259,22 @@ _BEGINNING: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class GapRow:
-    """Lost events of one queue, with the columns of ``bronze.gaps``.
+    """Lost events of one queue, with the columns of ``bronze.gaps``, and the headings of a report's table.
 
     Attributes:
         backfilled_jobs: The number of jobs that backfills have added; ``None`` if there was no backfill.
     """
 
-    queue: str
+    queue: Annotated[str, "Queue", Unit.NAME]
     last_id_before: str
     first_id_after: str | None
-    lost: int
-    exact: bool
-    loss_reason: str
-    last_at_before: datetime | None
-    first_at_after: datetime | None
-    detected_at: datetime
-    backfilled_jobs: int | None
+    lost: Annotated[int, "Events lost", Unit.COUNT]
+    exact: Annotated[bool, "Exact number", Unit.FLAG]
+    loss_reason: Annotated[str, "Reason", Unit.TEXT]
+    last_at_before: Annotated[datetime | None, "Last event before", Unit.TIME]
+    first_at_after: Annotated[datetime | None, "First event after", Unit.TIME]
+    detected_at: Annotated[datetime, "Detected", Unit.TIME]
+    backfilled_jobs: Annotated[int | None, "Jobs backfilled", Unit.COUNT]
 
     def overlaps(self, since: datetime | None, until: datetime | None) -> bool:
         """Whether lost events can be from this period."""
@@ -288,17 +290,17 @@ class GapRow:
 
 
 def find_gaps(
-    lake: Lake,
-    *,
-    since: datetime | None = None,
-    until: datetime | None = None,
-    queues: Collection[str] | None = None,
+    lake: Lake, *, since: datetime | None = None, until: datetime | None = None, queues: Collection[str] | None = None
 ) -> list[GapRow]:
     """Return the gaps that end at ``since`` or later and begin before ``until``, in order of their detection."""
-    reader, backfilled = TableReader(lake), dict[tuple[str, str, datetime], int]()
+    reader, backfilled = TableReader(lake), Counter[tuple[Any, ...]]()
     for row in reader.rows(BACKFILLS):
-        backfilled[_gap_key(row)] = backfilled.get(_gap_key(row), 0) + row["backfilled_jobs"]
-    gaps = (_gap_row(row, backfilled.get(_gap_key(row))) for row in reader.rows(GAPS))
+        backfilled[_gap_key(row)] += row["backfilled_jobs"]
+    columns = [name for name in GapRow.__dataclass_fields__ if name != "backfilled_jobs"]
+    gaps = (
+        GapRow(**{name: row[name] for name in columns}, backfilled_jobs=backfilled.get(_gap_key(row)))
+        for row in reader.rows(GAPS)
+    )
     matching = (gap for gap in gaps if gap.overlaps(since, until) and (queues is None or gap.queue in queues))
     return sorted(matching, key=lambda gap: (gap.detected_at, gap.queue))
 
@@ -318,11 +320,6 @@ def half_built_days(lake: Lake) -> list[date]:
     return [date.fromisoformat(day) for day in first["days"]] if first and first != last else []
 
 
-def _gap_key(row: dict[str, Any]) -> tuple[str, str, datetime]:
+def _gap_key(row: dict[str, Any]) -> tuple[Any, ...]:
     """Return the key of a gap. It includes the time, because every new stream of a queue begins at ``0-0``."""
-    return row["queue"], row["last_id_before"], row["detected_at"]
-
-
-def _gap_row(row: dict[str, Any], backfilled_jobs: int | None) -> GapRow:
-    known = {name: row[name] for name in GapRow.__dataclass_fields__ if name in row}
-    return GapRow(**known, backfilled_jobs=backfilled_jobs)
+    return tuple(row[name] for name in GAPS.key)

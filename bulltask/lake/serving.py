@@ -52,22 +52,22 @@ class HistoryServer(ThreadingHTTPServer):
 
         Invalid parameters raise ``ConfigError`` or ``TypeError``.
         """
-        handlers: Mapping[str, Callable[[dict[str, Any]], Any]] = {
-            "/search": lambda arguments: self._history.search(**arguments),
-            "/job": lambda arguments: self._history.job(
-                arguments["id"], arguments.get("queue"), arguments.get("since")
-            ),
-            "/job-counts": lambda arguments: self._history.job_counts(**arguments),
-            "/attempt-counts": lambda arguments: self._history.attempt_counts(**arguments),
-            "/latency": lambda arguments: self._history.latency(**arguments),
+        methods: Mapping[str, Callable[..., Any]] = {
+            "/search": self._history.search,
+            "/job": self._history.job,
+            "/job-counts": self._history.job_counts,
+            "/attempt-counts": self._history.attempt_counts,
+            "/latency": self._history.latency,
         }
-        if path not in handlers:
+        if path not in methods:
             return None
         with self._lock:
             arguments: dict[str, Any] = {name: _PARSERS.get(name, str)(value) for name, value in parameters.items()}
-            if path == "/job" and "id" not in arguments:
-                raise ConfigError("the parameter id is missing: /job?id=…")
-            return to_json(handlers[path](arguments))
+            if path == "/job":
+                if "id" not in arguments:
+                    raise ConfigError("the parameter id is missing: /job?id=…")
+                arguments["job_id"] = arguments.pop("id")
+            return to_json(methods[path](**arguments))
 
 
 class _Handler(RequestDeadline):

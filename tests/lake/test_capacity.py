@@ -137,7 +137,7 @@ def test_the_reasoning_mentions_too_few_slots_and_never_rounds_up_to_100() -> No
     idle = recommend([minute(0, 1, 1)])
     assert idle is not None
     assert idle.expected.in_time > 0.9999
-    assert any(line.startswith("With 1 slot, 99.99% of the attempts") for line in idle.reasoning)
+    assert any(line.startswith("With 1 slot, 99.999% of the attempts") for line in idle.reasoning)
 
 
 def test_minutes_with_lost_events_are_used_only_if_no_others_exist() -> None:
@@ -159,7 +159,6 @@ def test_observed_busy_slots_are_summed_across_queues() -> None:
     ]
     result = recommend([minute(0, 60, 500)], observed)
     assert result is not None
-    assert (result.observed_mean, result.observed_peak) == (3.0, 8)
     assert any("Observed in 1 minute: 3 busy slots on average, 8 at most" in line for line in result.reasoning)
 
 
@@ -170,7 +169,7 @@ def test_observed_busy_slots_are_a_mean_and_a_maximum_over_the_minutes() -> None
     ]
     result = recommend([minute(0, 60, 500)], observed)
     assert result is not None
-    assert (result.observed_mean, result.observed_peak) == (2.0, 6)
+    assert any("2 busy slots on average, 6 at most" in line for line in result.reasoning)
 
 
 def test_nouns_are_singular_after_the_number_one() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bulltask.errors import ConfigError, LakeError
+from bulltask.lake.reader import GapRow
 from bulltask.lake.report import sections
 from bulltask.lake.report.data import (
     MAX_SERIES,
@@ -314,7 +315,9 @@ def test_backfilled_jobs_are_shown_with_their_gap(lake: LakeBuilder) -> None:
         {"last_id_before": "other", "backfilled_jobs": 9, **backfill},
     ]
     lake.write(BACKFILLS, rows)
-    assert [row["backfilled_jobs"] for row in as_dicts(sections.gaps(ReportData(lake.lake, DAY)))] == [3]
+    assert [row["backfilled_jobs"] for row in as_dicts(sections.table_of(GapRow, ReportData(lake.lake, DAY).gaps))] == [
+        3
+    ]
 
 
 def test_an_alert_lists_days_without_gold_with_the_command_to_build_them(lake: LakeBuilder) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bulltask.lake.reader import GapRow
 from bulltask.lake.report import sections
 from bulltask.lake.report.data import Period, ReportData, by_task
 from tests.support.gold import queue_minute, task_minute
@@ -62,7 +63,7 @@ def test_an_inexact_gap_is_shown_as_a_lower_bound(lake: LakeBuilder) -> None:
     lake.gaps(
         [{**gap, "last_id_before": "1-0", "exact": False}, {**gap, "last_id_before": "2-0", "exact": True, "lost": 2}]
     )
-    shown = sections.gaps(data(lake))
+    shown = sections.table_of(GapRow, data(lake).gaps)
     assert sorted(zip(column(shown, "lost"), column(shown, "exact"), strict=True)) == [(1, False), (2, True)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bulltask.lake.capacity import Estimate
 from bulltask.lake.formatting import Unit, format_value, one_line, pluralize, shorten
-from bulltask.lake.reader import TableReader, check_queues, known_queues, normalize_queue
+from bulltask.lake.reader import GapRow, TableReader, check_queues, known_queues, normalize_queue
 from bulltask.lake.report import sections
 from bulltask.lake.report.charts import Chart, backlog, bands, busy, percentiles, ranges, rates
 from bulltask.lake.report.data import (
@@ -230,18 +230,10 @@ def _charts(
 
 def _with_lake_names(lake: Lake, period: Period) -> Period:
     """Return the period with its queues named as in the lake."""
-    reader = TableReader(lake)
-    known = known_queues(reader)
-    if not known.issuperset(normalize_queue(queue, known) for queue in period.queues):  # gold is kept longest
-        for table in (TASK_MINUTE, CAPACITY_MINUTE):
-            known |= reader.scan(table, reader.days(table), _queues_in, columns=["queue"])
+    known = known_queues(TableReader(lake), TASK_MINUTE, CAPACITY_MINUTE)
     names = tuple(normalize_queue(queue, known) for queue in period.queues)
     check_queues(lake.root, names, known)
     return replace(period, queues=names)
-
-
-def _queues_in(batches: Iterator[Any]) -> set[str]:
-    return {queue for batch in batches for queue in batch["queue"].unique().to_pylist()}
 
 
 MAX_ROWS: Final = 20
@@ -266,7 +258,7 @@ def tables(report: Report) -> Mapping[str, ReportTable]:
         "cost": sections.table_of(Cost, [*report.costs, *total]).without(
             *hidden_columns, *(() if report.priced else ("cost", "per_job"))
         ),
-        "gaps": sections.gaps(report.data).first(MAX_ROWS, "bulltask pipeline gaps"),
+        "gaps": sections.table_of(GapRow, report.data.gaps).first(MAX_ROWS, "bulltask pipeline gaps"),
     }
     if report.recommendations.overall:
         result["expectations"] = sections.table_of(Estimate, report.recommendations.overall.estimates)

@@ -32,7 +32,6 @@ __all__ = [
     "costs",
     "errors",
     "failures",
-    "gaps",
     "markdown_text",
     "objectives",
     "reasons",
@@ -424,21 +423,6 @@ def requeues(aggregates: Iterable[TaskAggregate]) -> ReportTable:
             shares = [requeued, requeued / attempts, stalled, stalled / attempts]
             rows.append([task.queue, task.label, task.attempts, *shares, task.counts["wasted_ms"]])
     return ReportTable(columns, rows)
-
-
-def gaps(data: ReportData) -> ReportTable:
-    """Return gaps as a table."""
-    columns = [
-        _QUEUE,
-        ReportColumn("lost", "Events lost", Unit.COUNT),
-        ReportColumn("exact", "Exact number", Unit.FLAG),
-        ReportColumn("loss_reason", "Reason", Unit.TEXT),
-        ReportColumn("last_at_before", "Last event before", Unit.TIME),
-        ReportColumn("first_at_after", "First event after", Unit.TIME),
-        ReportColumn("detected_at", "Detected", Unit.TIME),
-        ReportColumn("backfilled_jobs", "Jobs backfilled", Unit.COUNT),
-    ]
-    return ReportTable(columns, [[getattr(gap, column.name) for column in columns] for gap in data.gaps])
 
 
 def _grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
