@@ -274,7 +274,8 @@ def _explain_load(peak: _Minute, minutes: int, load: Load, factor: float) -> lis
 def _explain_estimates(estimates: tuple[Estimate, ...], concurrency: int, max_wait_s: float, load: Load) -> list[str]:
     by_concurrency = {estimate.concurrency: estimate for estimate in estimates}
     chosen, fewer = by_concurrency[concurrency], by_concurrency.get(concurrency - 1)
-    in_time, max_wait = format_value(chosen.in_time, Unit.FRACTION), format_value(max_wait_s, Unit.SECONDS)
+    in_time = format_value(min(chosen.in_time, 0.9999), Unit.FRACTION)  # it is never 100%
+    max_wait = format_value(max_wait_s, Unit.SECONDS)
     text = (
         f"With {pluralize(concurrency, 'slot')}, {in_time} of the attempts start within {max_wait}, and"
         f" {chosen.utilization:.0%} of the slots are busy"

@@ -382,10 +382,12 @@ def _matches(lake: Lake, table: Table, jobs: Collection[JobKey]) -> Iterator[tup
     column, files = _id_column(table), _opened(lake, table).files()
     for file in files if table is ERRORS_DAY else files_with(files, column, ids):
         dataset = dataset_of(lake, table, [file])
+        if table is not ERRORS_DAY and not dataset.count_rows(filter=ds.field(column).isin(ids)):
+            continue
+        rows = dataset.to_table()
         if table is ERRORS_DAY:
-            kept, count = _without_samples(dataset.to_table(), wanted)
-        elif count := dataset.count_rows(filter=ds.field(column).isin(ids)):
-            rows = dataset.to_table()
+            kept, count = _without_samples(rows, wanted)
+        else:
             keys = zip(rows["queue"].to_pylist(), rows[column].to_pylist(), strict=True)
             kept = rows.filter(pa.array([key not in wanted for key in keys], pa.bool_()))
             count = rows.num_rows - kept.num_rows  # other queues may have jobs with these ids

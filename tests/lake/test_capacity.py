@@ -137,7 +137,7 @@ def test_the_reasoning_mentions_too_few_slots_and_never_rounds_up_to_100() -> No
     idle = recommend([minute(0, 1, 1)])
     assert idle is not None
     assert idle.expected.in_time > 0.9999
-    assert any(line.startswith("With 1 slot, 99.999% of the attempts") for line in idle.reasoning)
+    assert any(line.startswith("With 1 slot, 99.99% of the attempts") for line in idle.reasoning)
 
 
 def test_minutes_with_lost_events_are_used_only_if_no_others_exist() -> None:
