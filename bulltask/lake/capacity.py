@@ -18,8 +18,6 @@ from bulltask.jobs.errors import ConfigError
 from bulltask.lake.formatting import Unit, format_value, pluralize
 from bulltask.lake.log_histogram import mean_and_variance, merge_histograms
 
-__all__ = ["Estimate", "Load", "Recommendation", "min_slots", "recommend", "waiting_probability"]
-
 
 @dataclass(frozen=True, slots=True)
 class Load:

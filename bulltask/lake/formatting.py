@@ -14,8 +14,6 @@ from bulltask.jobs.names import UNSEEN
 if TYPE_CHECKING:
     from decimal import Decimal
 
-__all__ = ["ABSENT", "CONTROL", "Unit", "age_text", "format_value", "json_text", "one_line", "pluralize", "shorten"]
-
 ABSENT: Final = "\N{EN DASH}"
 
 CONTROL: Final = re.compile(rf"[\x00-\x1f\x7f-\x9f\ud800-\udfff{UNSEEN}]")

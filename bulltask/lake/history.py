@@ -30,9 +30,6 @@ from bulltask.lake.records import AttemptRecord, EventRecord, JobHistory, JobPag
 from bulltask.lake.storage import Lake
 from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, SNAPSHOTS, Table
 
-__all__ = ["AttemptCount", "Every", "History", "JobCount", "JobFilter", "LatencyPoint", "day_portions", "moment"]
-
-
 Every = Literal["hour", "day"]
 
 Row = dict[str, Any]

@@ -15,9 +15,6 @@ from bulltask.jobs.errors import DecodeError
 if TYPE_CHECKING:  # it imports Arrow
     from bulltask.lake.storage import Lake
 
-__all__ = ["BatchRecord", "QueueRecord", "last_record", "records"]
-
-
 _VERSION: Final = 2
 
 

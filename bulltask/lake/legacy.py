@@ -34,8 +34,6 @@ from bulltask.lake.maintenance import portions
 from bulltask.lake.storage import DataFile, Lake, RunLock, arrow_schema, batch_prefix
 from bulltask.lake.tables import OPEN_EVENTS, TABLES, Table
 
-__all__ = ["Migration", "migrate"]
-
 _PREFIX: Final = "migrated"
 
 _OLD_STATE: Final = ("batches", "checkpoint", "intents", "new", "publishing.json", "staging", "trash")

@@ -13,8 +13,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-__all__ = ["GROWTH", "ZERO", "Histogram", "bucket_of", "mean_and_variance", "merge_histograms", "percentile"]
-
 GROWTH: Final = 1.02
 """The longest duration of a bucket divided by that of the bucket below (gamma in DDSketch)."""
 

@@ -25,8 +25,6 @@ from bulltask.lake.reader import dataset_of, files_with, latest_rows
 from bulltask.lake.storage import DataFile, Lake, RunLock, Snapshot, arrow_schema
 from bulltask.lake.tables import ATTEMPTS, ERRORS_DAY, EVENTS, FORGOTTEN, JOBS, SNAPSHOTS, TABLES, Table, find_tables
 
-__all__ = ["JobKey", "forget", "jobs_where", "jobs_with_id", "maintain", "parse_retention", "portions"]
-
 MAX_ROWS: Final = 1_000_000
 """How many rows of bronze a merged file has at most, because they are in memory while it is written."""
 

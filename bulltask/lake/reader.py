@@ -22,21 +22,6 @@ from bulltask.lake.formatting import Unit
 from bulltask.lake.storage import DataFile, Lake, arrow_schema, days_of
 from bulltask.lake.tables import ATTEMPTS, BACKFILLS, BUILT_FIRST, BUILT_LAST, EVENTS, GAPS, JOBS, SNAPSHOTS, Table
 
-__all__ = [
-    "CLOCK_TOLERANCE",
-    "GapRow",
-    "TableReader",
-    "check_queues",
-    "dataset_of",
-    "days_in_gaps",
-    "files_with",
-    "find_gaps",
-    "half_built_days",
-    "known_queues",
-    "latest_rows",
-    "normalize_queue",
-]
-
 
 def latest_rows(rows: pa.Table, table: Table, *more: str) -> pa.Table:
     """Return one row of a silver table for each key, in which nulls are equal: the row with the latest ``as_of``.

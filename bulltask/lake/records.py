@@ -10,8 +10,6 @@ from typing import Any, Self
 from bulltask.jobs import codec
 from bulltask.jobs.errors import DecodeError
 
-__all__ = ["AttemptRecord", "EventRecord", "JobHistory", "JobPage", "JobRecord", "SnapshotRecord", "to_json"]
-
 Row = Mapping[str, Any]
 
 

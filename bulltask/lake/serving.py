@@ -16,8 +16,6 @@ from bulltask.lake.history import History
 from bulltask.lake.records import to_json
 from bulltask.observe.http_requests import LOCAL_HOSTS, RequestDeadline, host_of
 
-__all__ = ["HistoryServer"]
-
 HOST: Final = "127.0.0.1"
 
 Parameters = Mapping[str, str]

@@ -27,8 +27,6 @@ from bulltask.config.parsers import choice, integer, plain_text
 from bulltask.jobs.clock import Duration, to_ms
 from bulltask.jobs.errors import ConfigError, did_you_mean
 
-__all__ = ["EVERY", "Metric", "Objective", "SLOConfig", "read_slo_config"]
-
 EVERY: Final = "*"
 """Matches every queue or task; as a key of prices and capacities, all queues that are not listed."""
 

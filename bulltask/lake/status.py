@@ -11,9 +11,6 @@ from bulltask.lake.formatting import pluralize
 from bulltask.lake.ledger import BatchRecord
 from bulltask.transport.streams import DEFAULT_LENGTH, RetentionNeed, StreamRetention, recommended_length
 
-__all__ = ["Lag", "PipelineStatus", "QueueStatus", "SkippedQueue", "describe_losses", "retention_examples", "status_of"]
-
-
 EVENTS_PER_JOB: Final = 4.15
 """``added``, ``waiting``, ``active``, ``completed``, and more events for the 4% of jobs that are retried; measured."""
 

@@ -69,9 +69,6 @@ from bulltask.lake.tables import (
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["DataFile", "Lake", "RunLock", "Snapshot", "arrow_schema", "batch_prefix", "days_of", "writer_pid"]
-
-
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # a Path of s3a://bucket is s3a:/bucket
 _UNSUPPORTED: Final = frozenset("%[]\\^|")  # characters that delta-rs confuses in the path of a directory
 _SCHEMES: Final = {"s3": "s3", "s3a": "s3", "abfss": "abfss", "abfs": "abfs", "az": "az", "gs": "gs"}

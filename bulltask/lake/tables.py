@@ -18,35 +18,6 @@ from typing import Final
 
 from bulltask.jobs.errors import ConfigError, did_you_mean
 
-__all__ = [
-    "ATTEMPTS",
-    "BACKFILLS",
-    "BROKERS",
-    "BUILT_FIRST",
-    "BUILT_LAST",
-    "CAPACITY_MINUTE",
-    "COST_DAY",
-    "ERRORS_DAY",
-    "EVENTS",
-    "FINISHED",
-    "FORGOTTEN",
-    "GAPS",
-    "JOBS",
-    "MAX_TIME_MS",
-    "OPEN_EVENTS",
-    "SLO_DAY",
-    "SNAPSHOTS",
-    "TABLES",
-    "TASK_MINUTE",
-    "Column",
-    "Kind",
-    "Table",
-    "check_broker",
-    "find_tables",
-    "open_events_of",
-    "queue_prefix",
-]
-
 FINISHED: Final = ("completed", "failed")
 """The states of a finished job."""
 

@@ -27,8 +27,6 @@ from bulltask.lake.report.data import (
     sums,
 )
 
-__all__ = ["Chart", "Ranges", "Series", "backlog", "bands", "busy", "percentiles", "ranges", "rates"]
-
 
 @dataclass(slots=True)
 class Series:

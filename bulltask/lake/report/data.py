@@ -23,26 +23,6 @@ from bulltask.lake.reader import TableReader, find_gaps, half_built_days
 from bulltask.lake.storage import Lake, arrow_schema
 from bulltask.lake.tables import ATTEMPTS, CAPACITY_MINUTE, COST_DAY, ERRORS_DAY, EVENTS, SLO_DAY, TASK_MINUTE, Table
 
-__all__ = [
-    "MAX_SERIES",
-    "MAX_TASKS",
-    "UNKNOWN",
-    "Axis",
-    "DurationHistograms",
-    "Period",
-    "QueueAggregate",
-    "ReportData",
-    "Row",
-    "TaskAggregate",
-    "aggregated",
-    "busiest_day",
-    "by_queue",
-    "by_task",
-    "incomplete_minutes",
-    "sums",
-    "top_with_others",
-]
-
 T = TypeVar("T")
 
 _MAX_DAYS: Final = 366

@@ -36,9 +36,6 @@ from bulltask.lake.tables import CAPACITY_MINUTE, TASK_MINUTE
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = ["Report", "html", "make_report", "markdown", "notes", "recommendation_text"]
-
-
 _REASONS: Final = 10
 """How many failure reasons are listed."""
 

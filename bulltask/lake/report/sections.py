@@ -17,31 +17,6 @@ from bulltask.lake.capacity import Recommendation, recommend
 from bulltask.lake.formatting import CONTROL, Unit, format_value, json_text, one_line, shorten
 from bulltask.lake.report.data import UNKNOWN, QueueAggregate, ReportData, Row, TaskAggregate
 
-__all__ = [
-    "Cost",
-    "Failure",
-    "ObjectiveResult",
-    "Reason",
-    "Recommendations",
-    "ReportTable",
-    "as_csv",
-    "as_json",
-    "as_markdown",
-    "as_text",
-    "capacity",
-    "costs",
-    "errors",
-    "failures",
-    "markdown_text",
-    "objectives",
-    "reasons",
-    "recommend_concurrency",
-    "requeues",
-    "short_errors",
-    "table_of",
-    "tasks",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ReportColumn:
