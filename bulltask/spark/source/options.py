@@ -64,11 +64,8 @@ def config_of(arguments: Mapping[str, Any]) -> Config:
 
     If ``broker`` names one, its settings are ``BULLTASK_EU_BROKER_URL``, ``BULLTASK_EU_PREFIX`` …
     """
-    broker, names = (
-        arguments.get("broker"),
-        {"broker_url": "url", "prefix": "prefix", "queue_hash_tag": "queue_hash_tag"},
-    )
-    given = {setting: arguments.get(name) for setting, name in names.items()}
+    broker = arguments.get("broker")
+    given = {"broker_url": arguments.get("url")} | {name: arguments.get(name) for name in ("prefix", "queue_hash_tag")}
     config = resolve_config(given, _environment_of(broker) if broker and given["broker_url"] is None else None)
     return replace(config, broker_url=embedded.resolve_url(config.broker_url))
 

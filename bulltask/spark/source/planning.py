@@ -185,7 +185,6 @@ class QueueProgress:
         state: The stream when it was last queried.
         target_offset: The offset of the last entry to read; ``None`` if this batch reads no entries.
         is_new: Whether the queue is new in this batch.
-        loss: A loss that cannot be counted and so does not change the offsets.
         seen_count: The number of entries seen after ``start``, by the previous batch or during planning.
     """
 
@@ -196,7 +195,6 @@ class QueueProgress:
     state: StreamState | None
     target_offset: QueueOffset | None
     is_new: bool = False
-    loss: EventGap | None = None
     seen_count: int = 0
 
     @classmethod
@@ -222,9 +220,8 @@ class QueueProgress:
     @property
     def planned_offset(self) -> QueueOffset:
         """``end``, with the end of the stream in ``seen``; ``end`` unchanged if there is nothing to plan."""
-        if self.target_offset is None or self.start.id >= self.target_offset.id:
-            return with_stream_end(self.end, self.state) if self.is_new or self.is_replaced else self.end
-        return with_stream_end(self.end, self.state)
+        is_idle = self.target_offset is None or self.start.id >= self.target_offset.id
+        return self.end if is_idle and not (self.is_new or self.is_replaced) else with_stream_end(self.end, self.state)
 
     @property
     def pending(self) -> int:
@@ -247,15 +244,9 @@ class QueueProgress:
         return max(self.end.id, self.state.first).ms
 
     @property
-    def gap(self) -> EventGap | None:
-        """The gap between ``start`` and ``end``."""
-        lost = self.end.lost - self.start.lost
-        if self.loss is not None and not self.loss.exact:
-            return replace(self.loss, lost=lost)
-        if not lost:
-            return None
-        first = self.state.first if self.state else None
-        return EventGap(self.queue, self.start.id, first, lost, exact=True, loss_reason=self.start.trim_reason(lost))
+    def gaps(self) -> Sequence[EventGap]:
+        """The gaps between ``start`` and ``end``."""
+        return split_range(self.queue, self.start, self.end, self.state)[0]
 
     def advance_to_target(self) -> None:
         """Move to the target offset."""
@@ -275,17 +266,15 @@ class QueueProgress:
     def _reconcile(self, state: StreamState | None) -> None:
         """Adjust ``end`` to the current stream, but do not pass the target."""
         self.state = state
-        reconciled, gap = reconcile(self.queue, self.end, state)
+        reconciled, _ = reconcile(self.queue, self.end, state)
         if reconciled.generation != self.start.generation:
             self.end = replace(reconciled, lost=self.start.lost + self.seen_count)
-            self.loss = gap
             return
         self.seen_count = max(self.seen_count, with_stream_end(self.start, state).pending)
         if self.target_offset is None or self.start.id >= self.target_offset.id:
             self.end = self.start  # this batch reads no entries of the queue, so nothing is missing yet
         elif reconciled.id <= self.target_offset.id:
             self.end = with_stream_end(reconciled, state)
-            self.loss = gap or self.loss
         else:
             self._skip_to_target(self.target_offset)
 
@@ -370,7 +359,7 @@ def plan_batch(start: Offsets, streams: EventStreams, queues: Sequence[str], lim
     if limits.align:
         _align_queues(all_progress, streams)
     end = {**start, **{progress.queue: progress.planned_offset for progress in all_progress}}
-    return BatchPlan(end, tuple(gap for progress in all_progress if (gap := progress.gap)))
+    return BatchPlan(end, tuple(gap for progress in all_progress for gap in progress.gaps))
 
 
 def divide_limit(pending: Mapping[str, int], max_entries: int | None) -> dict[str, int]:
