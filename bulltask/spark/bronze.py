@@ -8,8 +8,9 @@ driver commits them. Files of a failed task stay unnamed; the task that replaces
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Self
 
@@ -43,7 +44,7 @@ class ReadPart:
 
     Attributes:
         files: The files of ``bronze.events`` that it has written.
-        queues: The number of events of each queue, and their first and last id.
+        queues: The number of events of each queue, their first and last id, and its losses.
         gaps: The rows of ``bronze.gaps``, without the columns that :func:`gap_rows` adds.
     """
 
@@ -64,37 +65,38 @@ class ReadPart:
 
 def write_events(lake: Lake, batches: Iterable[pa.RecordBatch]) -> ReadPart:
     """Write the events that a task reads, page by page and in the order of each stream."""
-    return _concat(_write(lake, pages) for pages in pack(batches, lambda page: page.nbytes, _MAX_BYTES))
+    return merge_parts(_write(lake, pages) for pages in pack(batches, lambda page: page.nbytes, _MAX_BYTES))
 
 
 def _write(lake: Lake, pages: Sequence[pa.RecordBatch]) -> ReadPart:
     rows = pa.Table.from_batches(pages)
     is_gap = pc.fill_null(pc.equal(rows["event"], GAP_EVENT), fill_value=False)
     gaps = [_gap(row) for row in rows.filter(is_gap).select(["queue", "event_id", "extra"]).to_pylist()]
+    lost = [ReadPart(queues={gap["queue"]: QueueRecord(lost=gap["lost"], gaps=1)}, gaps=[gap]) for gap in gaps]
     events = rows.filter(pc.invert(is_gap)) if gaps else rows
     if not events.num_rows:
-        return ReadPart(gaps=gaps)
+        return merge_parts(lost)
     encoded: Any = events["queue"].combine_chunks().dictionary_encode()
     codes = encoded.indices.to_numpy()
     _, first, counts = np.unique(codes, return_index=True, return_counts=True)
     last = len(codes) - 1 - np.unique(codes[::-1], return_index=True)[1]
     ids = [events["event_id"].take(pa.array(at)).to_pylist() for at in (first, last)]
     records = map(QueueRecord, counts.tolist(), *ids)
-    return ReadPart(
-        lake.write(EVENTS, _with_day(events), _FILES),
-        dict(zip(encoded.dictionary.to_pylist(), records, strict=True)),
-        gaps,
-    )
+    queues = dict(zip(encoded.dictionary.to_pylist(), records, strict=True))
+    return merge_parts([ReadPart(lake.write(EVENTS, _with_day(events), _FILES), queues), *lost])
 
 
 def merge_parts(parts: Iterable[ReadPart]) -> ReadPart:
-    """Combine the parts of all tasks. In ``queues``, losses are counted, too."""
-    read = _concat(parts)
-    queues = dict(read.queues)
-    for gap in read.gaps:
-        record = queues.get(gap["queue"], QueueRecord())
-        queues[gap["queue"]] = replace(record, lost=record.lost + gap["lost"], gaps=record.gaps + 1)
-    return replace(read, queues=queues)
+    """Combine parts of a task, or of all tasks."""
+    files: list[DataFile] = []
+    queues: defaultdict[str, QueueRecord] = defaultdict(QueueRecord)
+    gaps: list[Mapping[str, Any]] = []
+    for part in parts:
+        files += part.files
+        gaps += part.gaps
+        for queue, record in part.queues.items():
+            queues[queue] = _both(queues[queue], record)
+    return ReadPart(files, dict(queues), gaps)
 
 
 def gap_rows(gaps: Iterable[Mapping[str, Any]], detected_at: datetime) -> list[dict[str, Any]]:
@@ -145,18 +147,6 @@ class _WritingReader(EventsStreamReader):
         yield pa.RecordBatch.from_pydict({"part": [json.dumps(part.to_json())]})
 
 
-def _concat(parts: Iterable[ReadPart]) -> ReadPart:
-    files: list[DataFile] = []
-    queues: dict[str, QueueRecord] = {}
-    gaps: list[Mapping[str, Any]] = []
-    for part in parts:
-        files += part.files
-        gaps += part.gaps
-        for queue, record in part.queues.items():
-            queues[queue] = _both(queues[queue], record) if queue in queues else record
-    return ReadPart(files, queues, gaps)
-
-
 def _with_day(rows: pa.Table) -> pa.Table:
     # For ids after the year 9999 there is no time, but every row needs a day.
     event_at: Any = pc.fill_null(rows["event_at"], _LAST_TIME)
@@ -179,7 +169,13 @@ def _gap(row: Mapping[str, Any]) -> dict[str, Any]:
 def _both(one: QueueRecord, other: QueueRecord) -> QueueRecord:
     firsts = [record.first for record in (one, other) if record.first is not None]
     lasts = [record.last for record in (one, other) if record.last is not None]
-    return QueueRecord(one.events + other.events, min(firsts, key=StreamId.parse), max(lasts, key=StreamId.parse))
+    return QueueRecord(
+        one.events + other.events,
+        min(firsts, key=StreamId.parse, default=None),
+        max(lasts, key=StreamId.parse, default=None),
+        one.lost + other.lost,
+        one.gaps + other.gaps,
+    )
 
 
 def _time(entry_id: str | None) -> datetime | None:

@@ -37,8 +37,6 @@ from bulltask.spark.source.streams import pipeline_status
 
 OnLoss = Literal["gap", "fail"]
 
-_BROKER_OPTIONS: Final = ("url", "prefix", "queue", "queueHashTag", "broker")
-
 _POLL_S: Final = 0.5
 
 _REGISTERING: Final = threading.Lock()
@@ -278,13 +276,21 @@ class Pipeline:
 
     def _broker_options(self) -> dict[str, str]:
         """Return the source options with the location of the queues."""
-        return {name: text for name, text in self._source().items() if name in _BROKER_OPTIONS}
+        queues = self._queues if isinstance(self._queues, str) else json.dumps(list(self._queues))
+        return broker_options({**self._options, "broker": self.lake.broker}) | {"queue": queues}
 
     def _start(self, lake: Lake, available_now: bool) -> StreamingQuery:
-        head = last_record(self.lake)
-        prefix = self.lake.queue_prefix
+        head, options, prefix = last_record(self.lake), self._options, self.lake.queue_prefix
         last_ids = {} if head is None else {name.removeprefix(prefix): last for name, last in head.last_ids.items()}
-        source = self._source(self._starting if head is None else json.dumps(last_ids))
+        source = self._broker_options() | {
+            "table": "events",
+            "skipUnsupportedQueues": "true",
+            "maxEventsPerTrigger": str(options.get("max_events_per_trigger", 200_000)),
+            "alignQueues": str(options.get("align", True)).lower(),
+            "failOnDataLoss": str(self._on_loss == "fail").lower(),
+            "gapRows": "true",  # also if losses fail the query: those before its start do not
+            "startingOffsets": self._starting if head is None else json.dumps(last_ids),
+        }
         hash_tag = source["queueHashTag"] == "true"
         batches = BatchWriter(lake, self.checkpoint, self._open_job_timeout_ms, hash_tag=hash_tag)
         kind = events_source(self.lake)
@@ -294,22 +300,7 @@ class Pipeline:
             writer = parts.writeStream.foreachBatch(batches).option("checkpointLocation", str(self.checkpoint))
             if available_now:
                 return writer.trigger(availableNow=True).start()
-            return writer.trigger(processingTime=self._options.get("trigger", "10 seconds")).start()
-
-    def _source(self, starting: str = "earliest") -> dict[str, str]:
-        """Return the source's options."""
-        options = self._options
-        return {
-            **broker_options({**options, "broker": self.lake.broker}),
-            "table": "events",
-            "queue": self._queues if isinstance(self._queues, str) else json.dumps(list(self._queues)),
-            "skipUnsupportedQueues": "true",
-            "maxEventsPerTrigger": str(options.get("max_events_per_trigger", 200_000)),
-            "alignQueues": str(options.get("align", True)).lower(),
-            "failOnDataLoss": str(self._on_loss == "fail").lower(),
-            "gapRows": "true",  # also if losses fail the query: those before its start do not
-            "startingOffsets": starting,
-        }
+            return writer.trigger(processingTime=options.get("trigger", "10 seconds")).start()
 
     def _remove_outdated_checkpoint(self) -> None:
         """Remove a checkpoint with which no batch was written: the lake may have received others since it was made."""

@@ -71,10 +71,10 @@ def test_a_gap_is_described_and_counted_but_no_event(lake: Lake) -> None:
     gap = EventGap("mail", StreamId(5, 0), StreamId(9, 0), 4, exact=True, loss_reason=LossReason.TRIMMED)
     entries = [gap_entry(gap)]
     part = write_events(lake, [event_record_batch(arrow_schema(columns.EVENTS), "mail", entries), page("mail", "9-0")])
-    assert part.queues == {"mail": QueueRecord(1, "9-0", "9-0")}
+    assert part.queues == {"mail": QueueRecord(1, "9-0", "9-0", lost=4, gaps=1)}
     (described,) = part.gaps
     assert (described["last_id_before"], described["first_id_after"], described["lost"]) == ("5-0", "9-0", 4)
-    assert merge_parts([part]).queues == {"mail": QueueRecord(1, "9-0", "9-0", lost=4, gaps=1)}
+    assert merge_parts([part, part]).queues == {"mail": QueueRecord(2, "9-0", "9-0", lost=8, gaps=2)}
 
 
 def test_a_task_without_events_writes_no_file(lake: Lake) -> None:
