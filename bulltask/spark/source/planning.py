@@ -183,7 +183,7 @@ class QueueProgress:
         base: ``start``, adjusted to the current stream.
         end: The end of this batch.
         state: The stream when it was last queried.
-        target_offset: The offset of the last entry to read; ``None`` if this batch reads no entries.
+        target_offset: The offset of the last entry to read; ``start`` or before it if this batch reads no entries.
         is_new: Whether the queue is new in this batch.
         seen_count: The number of entries seen after ``start``, by the previous batch or during planning.
     """
@@ -193,13 +193,13 @@ class QueueProgress:
     base: QueueOffset
     end: QueueOffset
     state: StreamState | None
-    target_offset: QueueOffset | None
+    target_offset: QueueOffset
     is_new: bool = False
     seen_count: int = 0
 
     @classmethod
     def reading(
-        cls, queue: str, start: QueueOffset, state: StreamState | None, target_offset: QueueOffset | None
+        cls, queue: str, start: QueueOffset, state: StreamState | None, target_offset: QueueOffset
     ) -> QueueProgress:
         """Return the progress of a queue that is being read."""
         progress = cls(queue, start, start, start, state, target_offset, seen_count=start.pending)
@@ -210,7 +210,7 @@ class QueueProgress:
     @classmethod
     def discovered(cls, queue: str, start: QueueOffset, state: StreamState | None) -> QueueProgress:
         """Return the progress of a new queue, which is read from the next batch on."""
-        return cls(queue, start, start, start, state, None, is_new=True)
+        return cls(queue, start, start, start, state, start, is_new=True)
 
     @property
     def is_replaced(self) -> bool:
@@ -218,15 +218,21 @@ class QueueProgress:
         return self.end.generation != self.start.generation
 
     @property
+    def is_idle(self) -> bool:
+        """Whether this batch reads no entries of the queue."""
+        return self.start.id >= self.target_offset.id
+
+    @property
     def planned_offset(self) -> QueueOffset:
         """``end``, with the end of the stream in ``seen``; ``end`` unchanged if there is nothing to plan."""
-        is_idle = self.target_offset is None or self.start.id >= self.target_offset.id
-        return self.end if is_idle and not (self.is_new or self.is_replaced) else with_stream_end(self.end, self.state)
+        if self.is_idle and not (self.is_new or self.is_replaced):
+            return self.end
+        return with_stream_end(self.end, self.state)
 
     @property
     def pending(self) -> int:
         """The number of entries that could be read; if it is unknown, the length of the stream."""
-        if self.state is None or self.target_offset is None or self.is_replaced or self.end.id >= self.target_offset.id:
+        if self.state is None or self.is_replaced or self.end.id >= self.target_offset.id:
             return 0
         if self.end.ordinal is None or self.target_offset.ordinal is None:
             return self.state.length
@@ -235,10 +241,8 @@ class QueueProgress:
     @property
     def cutoff_ms(self) -> int | None:
         """The time in ms at which this queue is cut off; no queue may pass it. ``None`` if it has no later entries."""
-        if self.target_offset is not None and not self.is_replaced:
-            return self.end.id.ms if self.end.id < self.target_offset.id else None
         if not (self.is_new or self.is_replaced):
-            return None
+            return self.end.id.ms if self.end.id < self.target_offset.id else None
         if self.state is None or self.state.first is None or self.end.id >= self.state.last:
             return None
         return max(self.end.id, self.state.first).ms
@@ -250,8 +254,7 @@ class QueueProgress:
 
     def advance_to_target(self) -> None:
         """Move to the target offset."""
-        if self.target_offset is not None:
-            self.end = replace(self.target_offset, lost=self.end.lost, generation=self.end.generation)
+        self.end = replace(self.target_offset, lost=self.end.lost, generation=self.end.generation)
 
     def advance(self, result: ScanResult) -> None:
         """Move past the counted entries."""
@@ -271,19 +274,16 @@ class QueueProgress:
             self.end = replace(reconciled, lost=self.start.lost + self.seen_count)
             return
         self.seen_count = max(self.seen_count, with_stream_end(self.start, state).pending)
-        if self.target_offset is None or self.start.id >= self.target_offset.id:
-            self.end = self.start  # this batch reads no entries of the queue, so nothing is missing yet
+        if self.is_idle:
+            self.end = self.start  # nothing is missing yet
         elif reconciled.id <= self.target_offset.id:
             self.end = with_stream_end(reconciled, state)
         else:
-            self._skip_to_target(self.target_offset)
-
-    def _skip_to_target(self, target_offset: QueueOffset) -> None:
-        """Handle a trim beyond the target. Entries that were trimmed after the target are lost to later batches."""
-        lost = self.start.lost
-        if target_offset.ordinal is not None and self.start.ordinal is not None:
-            lost += target_offset.ordinal - self.start.ordinal
-        self.end = replace(target_offset, lost=lost, generation=self.start.generation)
+            # Entries that were trimmed after the target are lost to later batches.
+            lost = self.start.lost
+            if self.start.ordinal is not None and self.target_offset.ordinal is not None:
+                lost += self.target_offset.ordinal - self.start.ordinal
+            self.end = replace(self.target_offset, lost=lost, generation=self.start.generation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,7 +350,7 @@ def plan_batch(start: Offsets, streams: EventStreams, queues: Sequence[str], lim
     for queue in queues:
         state = states.get(queue)
         if queue in start:
-            target_offset = _target_offset(queue, state, limits.target)
+            target_offset = _target_offset(queue, state, limits.target) or start[queue]
             all_progress.append(QueueProgress.reading(queue, start[queue], state, target_offset))
         elif limits.target is None or queue in limits.target:
             first = START if limits.are_created else first_offset(state, "earliest")
@@ -393,12 +393,11 @@ def _apply_limit(all_progress: Sequence[QueueProgress], streams: EventStreams, m
     parts = divide_limit(pending, max_entries)
     over_limit = []
     for progress in all_progress:
-        if progress.target_offset is not None and progress.pending:
-            if parts[progress.queue] < progress.pending:
-                end, target = progress.end.id, progress.target_offset.id
-                over_limit.append((progress, ScanRequest(progress.queue, end, target, parts[progress.queue])))
-            else:
-                progress.advance_to_target()
+        if progress.pending and parts[progress.queue] < progress.pending:
+            end, target = progress.end.id, progress.target_offset.id
+            over_limit.append((progress, ScanRequest(progress.queue, end, target, parts[progress.queue])))
+        elif progress.pending:
+            progress.advance_to_target()
     _scan(over_limit, streams)
 
 
@@ -410,7 +409,7 @@ def _align_queues(all_progress: Sequence[QueueProgress], streams: EventStreams) 
     bound = StreamId(min(times), LAST_SEQ)
     requests = []
     for progress in all_progress:
-        if progress.target_offset is not None and progress.end.id > max(bound, progress.base.id):
+        if progress.end.id > max(bound, progress.base.id):
             passed = progress.end
             progress.end = progress.base
             if progress.base.id < bound:
@@ -438,6 +437,6 @@ def _scan(requests: Sequence[tuple[QueueProgress, ScanRequest]], streams: EventS
                 continue
             if result.truncated and result.last is not None:
                 next_requests.append((progress, replace(request, after=result.last, max_entries=max_entries)))
-            elif max_entries and progress.target_offset is not None and request.until == progress.target_offset.id:
+            elif max_entries and request.until == progress.target_offset.id:
                 progress.advance_to_target()  # there were fewer entries than expected
         requests = next_requests
