@@ -301,15 +301,12 @@ def check_complete(
     for queue, expected in expectations.items():
         record = records.get(queue, QueueRecord())
         if not expected.is_met(record.events, record.lost, record.gaps):
+            events = "events" if expected.count is None else pluralize(expected.count, "event")
             raise LakeError(
-                f"[BULLTASK_BATCH_INCOMPLETE] batch {batch_id} should contain {_shown(expected)} from queue {queue!r}, "
+                f"[BULLTASK_BATCH_INCOMPLETE] batch {batch_id} should contain {events} from queue {queue!r}, "
                 f"but its tasks have read {record.events:,} and recorded {record.lost:,} as lost. Nothing was added to "
                 f"{root}: run the pipeline again before Redis trims these events"
             )
-
-
-def _shown(expected: ExpectedRows) -> str:
-    return "events" if expected.count is None else pluralize(expected.count, "event")
 
 
 def _offset(checkpoint: Path, number: int) -> dict[str, Any]:

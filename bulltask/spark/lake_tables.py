@@ -53,14 +53,9 @@ def read_table(
     days: Collection[date] | None = None,
     columns: Sequence[str] | None = None,
 ) -> DataFrame:
-    """Return the rows that a table has now: later commits do not change the DataFrame.
+    """Return the rows that a table has now: later commits do not change the DataFrame. A missing table has no rows.
 
-    Args:
-        spark: The session.
-        lake: The lake.
-        table: The table; if it does not exist, there are no rows.
-        days: The days to read; default: all.
-        columns: The columns to read; default: all. Reading few saves much in an object store.
+    ``days`` and ``columns`` limit what is read, which saves much in an object store; default: all.
     """
     snapshot = lake.open(table)
     files = [] if snapshot is None else snapshot.files(None if days is None else set(map(str, days)))
@@ -142,14 +137,10 @@ def replace_days(
     days: Collection[date],
     metadata: Mapping[str, Any] | None = None,
 ) -> None:
-    """Replace the rows of some days by those of new files, in one commit.
+    """Replace the rows of some days by those of new files, which may have none for a day, in one commit.
 
-    Args:
-        lake: The lake.
-        since: The table's version before the new rows were computed. Rows added later are kept.
-        files: The new files, which may have no rows for a day.
-        days: The days.
-        metadata: JSON values, which :meth:`Snapshot.last_metadata` returns.
+    ``since`` is the table's version before the new rows were computed: rows added later are kept. ``metadata`` are JSON
+    values, which :meth:`Snapshot.last_metadata` returns.
 
     Raises:
         LakeInUseError: Another process has replaced rows of the table since then.

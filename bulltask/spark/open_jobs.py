@@ -97,13 +97,7 @@ class FoldResult:
 
 
 def fold(lake: Lake, plan: FoldPlan, shards: Collection[int] | None = None) -> FoldResult:
-    """Derive the silver rows of a batch's events, and write them and the open events.
-
-    Args:
-        lake: The lake.
-        plan: The batch.
-        shards: Only the jobs of these shards; default: all jobs.
-    """
+    """Derive the silver rows of a batch's events, of all jobs or those of some shards; write these and open events."""
     new = dataset_of(lake, EVENTS, plan.files).to_table(columns=list(LIFECYCLE_COLUMNS), **_SCAN)
     new = lifecycle_events(new if shards is None else new.filter(pa.array(np.isin(_shards(new), list(shards)))))
     before = open_events(lake, plan.open_files, None if plan.rewrites else new, shards)

@@ -12,10 +12,10 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
 from bulltask import embedded
@@ -215,8 +215,7 @@ def gc_paused() -> Iterator[None]:
 _log = logging.getLogger(__name__)  # without a handler, it writes to the driver's stderr
 
 
-@dataclass(frozen=True, slots=True)
-class QueueSelection:
+class QueueSelection(NamedTuple):
     """The keys of the queues of a read, sorted by name, and why queues are skipped, by BullMQ's name."""
 
     queues: list[QueueKeys]
@@ -233,13 +232,8 @@ def select_queues(connection: Connection, options: ReadOptions) -> list[QueueKey
 def discover_queues(connection: Connection, options: ReadOptions, names: Iterable[str] | None = None) -> QueueSelection:
     """Return the keys of the queues to read, and the reasons why queues are skipped.
 
-    Args:
-        connection: The connection.
-        options: The options of the read.
-        names: With ``*``, the queues under the prefix, by BullMQ's names; default: those that a scan of all keys finds.
-
-    Raises:
-        ConfigError: With ``*``, two queues have the same name in bulltask, and ``skipUnsupportedQueues`` is off.
+    With ``*``, ``names`` are BullMQ's names of the queues under the prefix; default: a scan of all keys finds them. Two
+    queues with the same name in bulltask raise ``ConfigError`` if ``skipUnsupportedQueues`` is off.
     """
     prefix = options.config.prefix
     if options.every:

@@ -29,12 +29,7 @@ _SAVED_STEPS: Final = 100
 
 
 class QueueDiscovery:
-    """Finds the queues under a prefix (see the module).
-
-    Args:
-        prefix: The first part of the queues' keys.
-        now_ms: The clock, in ms.
-    """
+    """Finds the queues under a prefix (see the module)."""
 
     def __init__(self, prefix: str, now_ms: Callable[[], int] = mono_ms) -> None:
         self._prefix = prefix

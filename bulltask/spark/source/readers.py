@@ -282,9 +282,9 @@ class EventsReader(_TableReader[EventsOptions]):
 
     def partitions(self) -> list[InputPartition]:
         """Query the streams and split them into ranges; raise ``EventsLostError`` if events are trimmed meanwhile."""
-        options, pieces, skipped = self._options, list[_Piece](), dict[str, str]()
+        options, pieces = self._options, list[_Piece]()
         with Connection(options.config) as connection:
-            queues = select_queues(connection, options)
+            queues, skipped = discover_queues(connection, options)
             states = read_states(connection, queues, skipped if options.skip_unsupported else None)
             for keys, state in zip(queues, states, strict=True):
                 if state is not None and state.first is not None:
@@ -334,8 +334,6 @@ class CountsReader(_TableReader[CountsOptions]):
 
 _OUTAGE_TIMEOUT_MS: Final = 60_000
 """How long a running query waits for a server that is restarting and loading its data, before the query fails."""
-
-_ReadStates = Callable[[Connection, Sequence[QueueKeys]], list[StreamState | None]]
 
 
 class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -483,32 +481,29 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise EventsLostError("; ".join(messages))
 
 
+@dataclass(frozen=True)
 class _RedisStreams:
     """The streams in Redis; implements ``planning.EventStreams``."""
 
-    def __init__(self, connection: Connection, prefix: str, read_states: _ReadStates) -> None:
-        self._connection = connection
-        self._prefix = prefix
-        self._read_states = read_states
+    connection: Connection
+    prefix: str
+    read_states: Callable[[Connection, Sequence[QueueKeys]], list[StreamState | None]]
 
     def states(self, queues: Sequence[str]) -> Mapping[str, StreamState | None]:
-        state = self._read_states(self._connection, [self._keys(queue) for queue in queues])
-        return dict(zip(queues, state, strict=True))
+        states = self.read_states(self.connection, [QueueKeys(self.prefix, queue) for queue in queues])
+        return dict(zip(queues, states, strict=True))
 
     def scan(self, requests: Sequence[ScanRequest]) -> Sequence[ScanResult]:
         # The requests of a round trip count as many entries as one of them may, so that other clients do not wait long.
         results = list[ScanResult]()
         for group in pack(requests, _max_count, MAX_RANGE):
-            replies = self._connection.try_atomically([self._calls(request) for request in group])
+            replies = self.connection.try_atomically([self._calls(request) for request in group])
             results += [_scan_result(request, *reply) for request, reply in zip(group, replies, strict=True)]
         return results
 
     def _calls(self, request: ScanRequest) -> list[Call[Any]]:
-        keys, after, until = self._keys(request.queue), str(request.after), str(request.until)
+        keys, after, until = QueueKeys(self.prefix, request.queue), str(request.after), str(request.until)
         return [stream_exists(keys), stream_info(keys), last_id_of_range(keys, after, until, _max_count(request))]
-
-    def _keys(self, queue: str) -> QueueKeys:
-        return QueueKeys(self._prefix, queue)
 
 
 def _max_count(request: ScanRequest) -> int:
