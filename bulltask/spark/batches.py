@@ -113,11 +113,7 @@ class BatchRead:
 class BatchWriter:
     """Writes each batch. Spark serializes it for the process that runs the batches, so it has no references to Spark.
 
-    Attributes:
-        lake: The lake.
-        checkpoint: The directory of Spark's progress.
-        open_job_timeout_ms: The time without events after which an open job times out.
-        hash_tag: Whether BullMQ's name for queue ``emails`` is ``{emails}``.
+    ``hash_tag`` is whether BullMQ's name for queue ``emails`` is ``{emails}``.
     """
 
     lake: Lake

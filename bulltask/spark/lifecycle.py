@@ -46,21 +46,6 @@ from bulltask.jobs.failure_reasons import error_fingerprint, plain_reason
 from bulltask.lake.storage import arrow_schema
 from bulltask.lake.tables import ATTEMPTS, FINISHED, JOBS, MAX_TIME_MS, Table
 
-__all__ = [
-    "LIFECYCLE_COLUMNS",
-    "STATE_AFTER",
-    "DerivedColumns",
-    "attempts_of",
-    "derive",
-    "derive_rows",
-    "derive_silver",
-    "in_order",
-    "job_numbers",
-    "jobs_of",
-    "lifecycle_events",
-    "plain_reasons",
-]
-
 LIFECYCLE_COLUMNS: Final = ("queue", "job_id", "event_ms", "event_seq", "event", "name", "prev", "failed_reason")
 """The columns of an event that the lifecycle of its job is derived from."""
 

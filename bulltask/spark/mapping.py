@@ -39,9 +39,6 @@ from bulltask.spark.sink import (
 )
 from bulltask.transport.call import QueueKeys
 
-__all__ = ["map_dataframe"]
-
-
 _DATA: Final = "bulltask_data"
 _SEND_RESULT: Final = "bulltask_send_result"
 _JOB_RESULT: Final = "bulltask_job_result"

@@ -13,8 +13,6 @@ from bulltask.lake.ledger import BatchRecord, last_record
 from bulltask.lake.status import PipelineStatus
 from bulltask.lake.storage import Lake
 
-__all__ = ["PipelineMetrics", "serve"]
-
 
 class PipelineMetrics(Collector):
     """Collects the metrics for a scrape."""

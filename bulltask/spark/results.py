@@ -26,9 +26,6 @@ from bulltask.transport.call import QueueKeys, command
 from bulltask.transport.scripts.add import scan_added_ids
 from bulltask.transport.scripts.job import job_fields
 
-__all__ = ["RESULT_FIELDS", "JobLookup", "gather", "lookup_deadline_ms"]
-
-
 RESULT_FIELDS: Final = StructType(
     [
         StructField("state", StringType()),

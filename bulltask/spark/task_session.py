@@ -10,8 +10,6 @@ from bulltask.jobs.errors import SPARK, look_up
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["current_session"]
-
 
 _HOME: Final = {"session": "bulltask.spark.connector"}
 

@@ -22,9 +22,6 @@ from bulltask.jobs.errors import BulltaskError, ReleaseJob, TransientError
 from bulltask.spark.connector import session
 from bulltask.worker.spark_tasks import SparkAttempt
 
-__all__ = ["SparkInChild"]
-
-
 JVM_GONE: Final = (Py4JError, OSError)
 """The errors raised by calls when the JVM has exited or the context has stopped."""
 

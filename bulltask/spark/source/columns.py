@@ -134,23 +134,20 @@ def select_columns(table: str, schema: StructType | None, names: Sequence[str] |
     A column that the table does not have, or has with a different type, raises ``ConfigError``.
     """
     fields = {field.name: field for field in TABLES[table].fields}
-    if schema is None and names is None:
-        return TABLES[table]
-    for name in names or () if schema is None else schema.fieldNames():
+    wanted = schema.fieldNames() if schema is not None else fields if names is None else names
+    for name in wanted:
         if name not in fields:
             raise ConfigError(f"[BULLTASK_SCHEMA] table {table} has no column {name!r}{did_you_mean(name, fields)}")
-    if schema is None:
-        return StructType([fields[name] for name in names or ()])
-    for requested in schema.fields:
+    for requested in schema or ():
         known = fields[requested.name]
         if known.dataType != requested.dataType:
             raise ConfigError(
                 f"[BULLTASK_SCHEMA] column {requested.name} of {table} is of type {known.dataType.simpleString()}, "
                 f"not {requested.dataType.simpleString()}; cast it after reading"
             )
-    if not schema.fields:
+    if not wanted:
         raise ConfigError(f"[BULLTASK_SCHEMA] the schema has no columns; table {table} has {', '.join(fields)}")
-    return StructType([fields[requested.name] for requested in schema.fields])
+    return StructType([fields[name] for name in wanted])
 
 
 # Whole columns are converted in one step, because creating a Python object for each value of each row would take most

@@ -33,7 +33,7 @@ def test_every_column_has_a_source() -> None:
 
 @pytest.mark.parametrize("table", TABLES)
 def test_all_columns_are_read_without_a_schema(table: str) -> None:
-    assert select_columns(table, None) is TABLES[table]
+    assert select_columns(table, None) == TABLES[table]
 
 
 def test_a_user_schema_selects_columns_and_their_order() -> None:
