@@ -42,8 +42,13 @@ def day_of(*times: Column) -> Column:
 
 def latest(rows: DataFrame, table: Table) -> DataFrame:
     """Return the latest rows: of the rows with the same key, the one with the latest ``as_of``."""
-    newest = Window.partitionBy(*table.key).orderBy(F.col("as_of").desc())
-    return rows.withColumn("rank", F.row_number().over(newest)).where("rank = 1").drop("rank")
+    return first_of_each(rows, table.key, F.desc("as_of"))
+
+
+def first_of_each(rows: DataFrame, key: Sequence[str], *order: str | Column) -> DataFrame:
+    """Return the rows that are, in this order, the first of those with the same key."""
+    number = F.row_number().over(Window.partitionBy(*key).orderBy(*order))
+    return rows.withColumn("rank", number).where("rank = 1").drop("rank")
 
 
 def read_table(

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from bulltask.jobs.errors import ConfigError, LakeError
 from bulltask.lake.ledger import last_record
@@ -24,6 +24,7 @@ from bulltask.spark.connector import register
 from bulltask.spark.lake_tables import (
     append,
     day_of,
+    first_of_each,
     latest,
     read_files,
     read_table,
@@ -33,8 +34,6 @@ from bulltask.spark.lake_tables import (
 from bulltask.spark.lifecycle import LIFECYCLE_COLUMNS, STATE_AFTER, derive_rows, plain_reasons
 from bulltask.spark.sink import vectorized_udf
 from bulltask.spark.source.columns import spark_schema
-
-__all__ = ["BackfillResult", "backfill", "build_silver", "derived_silver", "snapshot"]
 
 
 def snapshot(
@@ -51,18 +50,14 @@ def snapshot(
     omitted.
     """
     register(spark)
-    rows = _jobs_in_redis(spark, source, states, since).withColumn("snapshot_at", F.lit(datetime.now(UTC)))
-    return append(rows.withColumn("dt", day_of(F.col("finished_at"), F.col("snapshot_at"))), SNAPSHOTS, lake)
-
-
-def _jobs_in_redis(
-    spark: SparkSession, source: Mapping[str, str], states: Sequence[str], since: datetime | None
-) -> DataFrame:
     options = {**source, "table": "jobs", "state": ",".join(states), "skipUnsupportedQueues": "true"}
-    if since is None:
-        return spark.read.format("bulltask").options(**options).load()
-    rows = spark.read.format("bulltask").options(**options, since=since.isoformat()).load()
-    return rows.where(F.col("finished_at") >= F.lit(since))
+    if since is not None:
+        options["since"] = since.isoformat()
+    rows = spark.read.format("bulltask").options(**options).load()
+    if since is not None:
+        rows = rows.where(F.col("finished_at") >= F.lit(since))
+    rows = rows.withColumn("snapshot_at", F.lit(datetime.now(UTC)))
+    return append(rows.withColumn("dt", day_of(F.col("finished_at"), F.col("snapshot_at"))), SNAPSHOTS, lake)
 
 
 # A backfill adds jobs whose events were lost, if their hashes are known.
@@ -71,16 +66,6 @@ def _jobs_in_redis(
 # hash has the last attempt and the outcome. The rows that are derived from them have the ``source`` ``snapshot``, and
 # supersede the pipeline's rows for the same incarnation, because their ``as_of`` is later. A job that was retried
 # after an old snapshot is skipped.
-
-
-_GAPS: Final = StructType(
-    [
-        StructField("queue", StringType()),
-        StructField("gap", IntegerType()),  # the index of the gap
-        StructField("begin", TimestampType()),
-        StructField("end", TimestampType()),
-    ]
-)
 
 
 _REASON: Final = StructType([StructField(name, StringType()) for name in ("failed_reason", "error_fingerprint")])
@@ -138,47 +123,35 @@ def backfill(
     plain_reason = vectorized_udf(_plain_reasons, _REASON)(reason)
     missing = _missing(spark, lake, gaps).withColumn("reason", plain_reason).cache()
     try:
-        rows = missing.withColumns({"source": F.lit("snapshot"), "as_of": F.lit(snapshot_at)})
-        append(_attempts(rows), ATTEMPTS, lake)
-        jobs = append(_backfilled_jobs(rows), JOBS, lake)
+        rows = _silver_rows(missing, snapshot_at)
+        append(rows, ATTEMPTS, lake)
+        jobs = append(rows.withColumn("run_ms", F.expr("if(attempt = 1, run_ms, null)")), JOBS, lake)
         jobs_by_gap = {row["gap"]: row["count"] for row in missing.groupBy("gap").count().collect()}
     finally:
         missing.unpersist()
+    day = str(snapshot_at.date())
     backfills = [
-        (gap.queue, gap.last_id_before, gap.detected_at, jobs_by_gap.get(index, 0), snapshot_at)
+        (gap.queue, gap.last_id_before, gap.detected_at, jobs_by_gap.get(index, 0), snapshot_at, day)
         for index, gap in enumerate(gaps)
     ]
-    _record_backfills(spark, lake, list(dict.fromkeys(backfills)))
+    append(spark.createDataFrame(list(dict.fromkeys(backfills)), spark_schema(BACKFILLS)), BACKFILLS, lake)
     return BackfillResult(len(gaps), sum(gap.lost for gap in gaps), examined, jobs, len(jobs_by_gap))
 
 
 def _missing(spark: SparkSession, lake: Lake, gaps: Sequence[GapRow]) -> DataFrame:
     """Return jobs that finished in a gap and are not finished in ``silver``, with their ``incarnation`` and gap."""
     spans = [(gap.queue, index, *gap.finish_period) for index, gap in enumerate(gaps)]
-    newest = Window.partitionBy("queue", "id").orderBy(F.col("snapshot_at").desc())
-    snapshots = read_table(spark, lake, SNAPSHOTS).withColumn("rank", F.row_number().over(newest))
-    finished = snapshots.where((F.col("rank") == 1) & F.col("state").isin(*FINISHED)).drop("rank")
-    in_gap = finished.join(
-        F.broadcast(spark.createDataFrame(spans, _GAPS)),
-        ["queue"],
-    ).where(F.col("finished_at").between(F.col("begin"), F.col("end")))
-    first_gap = Window.partitionBy("queue", "id").orderBy("end", "begin", "gap")
-    ranked = in_gap.withColumn("rank", F.row_number().over(first_gap))
-    unknown = (
-        ranked.where("rank = 1")
-        .drop("rank", "begin", "end")
-        .join(_known_finished(spark, lake), _is_known(), "left_anti")
-    )
-    return _drop_continued(spark, lake, _with_incarnation(spark, lake, unknown))
+    snapshots = first_of_each(read_table(spark, lake, SNAPSHOTS), ("queue", "id"), F.desc("snapshot_at"))
+    finished = snapshots.where(F.col("state").isin(*FINISHED))
+    gap_rows = spark.createDataFrame(spans, "queue string, gap int, begin timestamp, end timestamp")
+    in_gap = finished.join(F.broadcast(gap_rows), ["queue"]).where("finished_at between begin and end")
+    first = first_of_each(in_gap, ("queue", "id"), "end", "begin", "gap").drop("begin", "end")
+    silver = latest(read_table(spark, lake, JOBS), JOBS).where(F.col("state").isin(*FINISHED))
+    unknown = first.alias("job").join(silver.alias("silver"), _is_known(), "left_anti")
+    return _drop_continued(spark, lake, _with_incarnation(spark, lake, unknown, silver))
 
 
-def _known_finished(spark: SparkSession, lake: Lake) -> DataFrame:
-    """Return the finished jobs in ``silver``."""
-    rows = latest(read_table(spark, lake, JOBS), JOBS).where(F.col("state").isin(*FINISHED))
-    return rows.selectExpr(
-        "queue AS silver_queue", "job_id AS silver_id", "incarnation AS silver_incarnation", "state AS silver_state",
-        "finished_at AS silver_at",
-    )  # fmt: skip
+_TOLERANCE: Final = f"interval {CLOCK_TOLERANCE.total_seconds():.0f} seconds"
 
 
 def _is_known() -> Column:
@@ -186,60 +159,38 @@ def _is_known() -> Column:
 
     If a clock is further behind than `CLOCK_TOLERANCE`, the job is written again, in a row that supersedes the first.
     """
-    same_job = (F.col("queue") == F.col("silver_queue")) & (F.col("id") == F.col("silver_id"))
-    same_end = (F.col("state") == F.col("silver_state")) & (
-        F.col("silver_at") >= F.col("finished_at") - F.lit(CLOCK_TOLERANCE)
-    )
-    added_ms = F.split("silver_incarnation", "-")[0].cast("bigint")
-    added_at = F.timestamp_millis(F.when(added_ms > MAX_TIME_MS, MAX_TIME_MS).otherwise(added_ms))
-    same_incarnation = added_at <= F.coalesce("created_at", "finished_at") + F.lit(CLOCK_TOLERANCE)
-    later = F.col("silver_at") > F.col("finished_at") + F.lit(CLOCK_TOLERANCE)
-    return same_job & (same_end | (same_incarnation & later))
+    added_at = f"timestamp_millis(least(cast(split(silver.incarnation, '-')[0] as bigint), {MAX_TIME_MS}L))"
+    return F.expr(f"""
+        job.queue = silver.queue and job.id = silver.job_id and (
+            (job.state = silver.state and silver.finished_at >= job.finished_at - {_TOLERANCE})
+            or ({added_at} <= coalesce(job.created_at, job.finished_at) + {_TOLERANCE}
+                and silver.finished_at > job.finished_at + {_TOLERANCE})
+        )
+    """)
 
 
-def _with_incarnation(spark: SparkSession, lake: Lake, unknown: DataFrame) -> DataFrame:
+def _with_incarnation(spark: SparkSession, lake: Lake, unknown: DataFrame, silver: DataFrame) -> DataFrame:
     """Add the incarnation of the last ``added`` event before the job finished, unless it had finished earlier."""
-    last_finished = (
-        _known_finished(spark, lake)
-        .groupBy("silver_queue", "silver_id", "silver_incarnation")
-        .agg(F.max("silver_at").alias("silver_at"))
-    )
-    added = (
-        read_table(spark, lake, EVENTS)
-        .where("event = 'added'")
-        .selectExpr("queue AS silver_queue", "job_id AS silver_id", "event_id AS silver_incarnation",
-                    "event_at AS added_at", "event_ms", "event_seq")
-        .join(last_finished, ["silver_queue", "silver_id", "silver_incarnation"], "left")
-    )  # fmt: skip
-    is_candidate = (
-        (F.col("queue") == F.col("silver_queue"))
-        & (F.col("id") == F.col("silver_id"))
-        & (F.col("added_at") <= F.col("finished_at") + F.lit(CLOCK_TOLERANCE))
-    )
-    newest = Window.partitionBy("queue", "id").orderBy(F.col("event_ms").desc(), F.col("event_seq").desc())
-    candidates = (
-        unknown.join(added, is_candidate, "left").withColumn("rank", F.row_number().over(newest)).where("rank = 1")
-    )
-    has_finished = F.coalesce(F.col("silver_at") < F.col("created_at") - F.lit(CLOCK_TOLERANCE), F.lit(False))
-    incarnation = F.when(~has_finished, F.col("silver_incarnation"))
-    return candidates.withColumn("incarnation", incarnation).select(*unknown.columns, "incarnation")
+    job = ["queue", "job_id", "incarnation"]
+    events = read_table(spark, lake, EVENTS).where("event = 'added'").withColumnRenamed("event_id", "incarnation")
+    ended = silver.groupBy(*job).agg(F.max("finished_at").alias("ended_at"))
+    added = events.select(*job, "event_at", "event_ms", "event_seq").join(ended, job, "left")
+    is_candidate = f"job.queue = added.queue and job.id = added.job_id and event_at <= finished_at + {_TOLERANCE}"
+    candidates = unknown.alias("job").join(added.alias("added"), F.expr(is_candidate), "left")
+    has_ended = f"coalesce(ended_at < created_at - {_TOLERANCE}, false)"
+    newest = first_of_each(candidates, ("job.queue", "job.id"), F.desc("event_ms"), F.desc("event_seq"))
+    return newest.select("job.*", F.expr(f"if({has_ended}, null, added.incarnation) as incarnation"))
 
 
 def _drop_continued(spark: SparkSession, lake: Lake, finished: DataFrame) -> DataFrame:
     """Drop jobs that were retried after an old snapshot, because their events are more recent."""
     rows = read_table(spark, lake, JOBS).where("source = 'events'").groupBy("queue", "job_id", "incarnation")
-    known = rows.agg(F.max("as_of").alias("known_at")).withColumnsRenamed(
-        {"queue": "known_queue", "job_id": "known_id", "incarnation": "known_incarnation"}
-    )
-    same_job = (F.col("queue") == F.col("known_queue")) & (F.col("id") == F.col("known_id"))
-    same_incarnation = F.col("incarnation").eqNullSafe(F.col("known_incarnation"))
-    continued = F.col("known_at") > F.col("finished_at") + F.lit(CLOCK_TOLERANCE)
-    return finished.join(known, same_job & same_incarnation & continued, "left_anti")
-
-
-def _last_attempt_number() -> Column:
-    """Return the number of the last attempt."""
-    return F.greatest(F.coalesce("attempts_started", "attempts_made", F.lit(1)), F.lit(1)).cast("int")
+    known = rows.agg(F.max("as_of").alias("known_at"))
+    is_continued = f"""
+        job.queue = known.queue and job.id = known.job_id and job.incarnation <=> known.incarnation
+        and known_at > finished_at + {_TOLERANCE}
+    """
+    return finished.alias("job").join(known.alias("known"), F.expr(is_continued), "left_anti")
 
 
 def _plain_reasons(reasons: Iterator[pa.Array]) -> Iterator[pa.Array]:
@@ -247,64 +198,34 @@ def _plain_reasons(reasons: Iterator[pa.Array]) -> Iterator[pa.Array]:
         yield pa.StructArray.from_arrays(plain_reasons(column), _REASON.names)
 
 
-def _ms(first: str, last: str) -> Column:
-    return F.unix_millis(F.col(last)) - F.unix_millis(F.col(first))
+def _silver_rows(missing: DataFrame, snapshot_at: datetime) -> DataFrame:
+    """Add the columns of both tables of silver, of which `append` takes those that its table has.
 
-
-def _attempts(rows: DataFrame) -> DataFrame:
-    """Return rows of ``silver.attempts``: each job's last attempt, because the hash has no other."""
-    return rows.select(
-        "queue",
-        F.col("id").alias("job_id"),
-        "incarnation",
-        _last_attempt_number().alias("attempt"),
-        "name",
-        F.lit(None).cast("timestamp").alias("queued_at"),
-        F.col("processed_at").alias("started_at"),
-        F.col("finished_at").alias("ended_at"),
-        F.lit(None).cast("bigint").alias("wait_ms"),
-        _ms("processed_at", "finished_at").alias("run_ms"),
-        F.col("state").alias("outcome"),
-        "reason.failed_reason",
-        "reason.error_fingerprint",
-        "worker",
-        "source",
-        "as_of",
-        day_of(F.col("finished_at"), F.col("as_of")).alias("dt"),
+    A hash has only the job's last attempt. Columns that depend on earlier attempts are null if there were any.
+    """
+    attempt = "greatest(coalesce(attempts_started, attempts_made, 1), 1)"
+    return missing.withColumns(
+        {
+            "job_id": F.col("id"),
+            "attempt": F.expr(attempt),
+            "attempt_count": F.expr(attempt),
+            "queued_at": F.lit(None),
+            "started_at": F.col("processed_at"),
+            "first_started_at": F.expr(f"if({attempt} = 1, processed_at, null)"),
+            "ended_at": F.col("finished_at"),
+            "wait_ms": F.lit(None),
+            "run_ms": F.expr("unix_millis(finished_at) - unix_millis(processed_at)"),
+            "total_ms": F.expr("unix_millis(finished_at) - unix_millis(created_at)"),
+            "stalls": F.coalesce("stalled_count", F.lit(0)),
+            "outcome": F.col("state"),
+            "failed_reason": F.col("reason.failed_reason"),
+            "error_fingerprint": F.col("reason.error_fingerprint"),
+            "data_bytes": F.octet_length("data"),
+            "source": F.lit("snapshot"),
+            "as_of": F.lit(snapshot_at),
+            "dt": day_of(F.col("finished_at")),
+        }
     )
-
-
-def _backfilled_jobs(rows: DataFrame) -> DataFrame:
-    """Return rows of ``silver.jobs``. Columns that depend on earlier attempts are null if there were any."""
-    is_only = _last_attempt_number() == 1
-    return rows.select(
-        "queue",
-        F.col("id").alias("job_id"),
-        "incarnation",
-        "name",
-        "created_at",
-        F.when(is_only, F.col("processed_at")).alias("first_started_at"),
-        "finished_at",
-        "state",
-        _last_attempt_number().alias("attempt_count"),
-        F.coalesce("stalled_count", F.lit(0)).alias("stalls"),
-        F.lit(None).cast("bigint").alias("wait_ms"),
-        F.when(is_only, _ms("processed_at", "finished_at")).alias("run_ms"),
-        _ms("created_at", "finished_at").alias("total_ms"),
-        "reason.failed_reason",
-        "reason.error_fingerprint",
-        "parent_key",
-        F.octet_length("data").cast("int").alias("data_bytes"),
-        "source",
-        "as_of",
-        day_of(F.col("finished_at"), F.col("as_of")).alias("dt"),
-    )
-
-
-def _record_backfills(spark: SparkSession, lake: Lake, backfills: Sequence[tuple[object, ...]]) -> None:
-    schema = "queue string, last_id_before string, detected_at timestamp, backfilled_jobs long, backfilled_at timestamp"
-    rows = spark.createDataFrame(backfills, schema)
-    append(rows.withColumn("dt", day_of(F.col("backfilled_at"))), BACKFILLS, lake)
 
 
 _TABLES: Final = (ATTEMPTS, JOBS)
