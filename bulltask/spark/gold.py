@@ -52,18 +52,6 @@ from bulltask.spark.lake_tables import (
     write_files,
 )
 
-__all__ = [
-    "DaySpan",
-    "build_gold",
-    "by_queue",
-    "capacity_minutes",
-    "merge_minutes",
-    "percentile",
-    "read_inputs",
-    "task_minutes",
-]
-
-
 MINUTE_MS: Final = 60_000
 DAY_MS: Final = 86_400_000
 _DAY: Final = timedelta(days=1)
@@ -74,15 +62,8 @@ COUNTERS: Final = (
 )  # fmt: skip
 """The kinds of facts that are columns of ``gold.task_minute``; ``waited`` and ``ran`` have histograms."""
 
-_COUNTER_OF_OUTCOME: Final = {
-    "completed": "completed",
-    "failed": "failed",
-    "requeued": "requeued",
-    "stalled": "stalled",
-    "waiting-children": "waiting_children",
-    "released": "released",
-}
-"""The counter for each outcome of an attempt. An open attempt has not ended, so it has none."""
+_COUNTER: Final = "if(outcome = 'open', null, replace(outcome, '-', '_'))"
+"""The counter of an attempt's outcome. An open attempt has not ended, so it has none."""
 
 _WASTED: Final = "outcome in ('failed', 'requeued', 'stalled')"
 
@@ -124,48 +105,40 @@ class DaySpan:
         return (at >= F.lit(self.start)) & (at < F.lit(self.end))
 
 
-def minute_facts(added: DataFrame, attempts: DataFrame, jobs: DataFrame, gaps: DataFrame, span: DaySpan) -> DataFrame:
+def minute_facts(inputs: GoldInputs, span: DaySpan) -> DataFrame:
     """Return the per-minute facts for some days.
 
-    Their columns are ``queue``, ``name``, ``minute`` (epoch milliseconds), ``kind``, ``bucket``, ``amount``. ``added``
-    are events of ``bronze.events``; the attempts and jobs are the latest rows of silver.
+    Their columns are ``queue``, ``name``, ``minute`` (epoch milliseconds), ``kind``, ``bucket``, ``amount``.
     """
     added_fact = _fact_sql("'added'", minute=_floor_sql("unix_millis(event_at)", MINUTE_MS))
     ended_at = "coalesce(finished_at, if(state = 'removed', as_of, null))"
     ended_minute = _floor_sql(f"unix_millis({ended_at})", MINUTE_MS)
     ended = _fact_sql("if(finished_at is null, 'removed', 'finished')", minute=ended_minute)
-    gap = _fact_sql(_quote("gap"), "0", minute="period")
+    gap = _fact_sql("'gap'", "0", minute="period")
     all_facts = [
-        _flatten(_attempt_facts(attempts, span)),
-        _flatten(added.where(span.contains(F.col("event_at"))).selectExpr("queue", "name", f"{added_fact} as fact")),
-        _flatten(jobs.where(span.contains(F.expr(ended_at))).selectExpr("queue", "name", f"{ended} as fact")),
+        _attempt_facts(inputs.attempts, span),
+        inputs.added.where(span.contains(F.col("event_at"))).selectExpr("queue", "name", f"{added_fact} as fact"),
+        inputs.jobs.where(span.contains(F.expr(ended_at))).selectExpr("queue", "name", f"{ended} as fact"),
         # A minute with lost events has a row even if all its events are lost.
-        _flatten(
-            gap_periods(gaps, span, MINUTE_MS)
-            .where("creates_rows")
-            .selectExpr("queue", "cast(null as string) as name", f"{gap} as fact")
-        ),
+        gap_periods(inputs.gaps, span, MINUTE_MS)
+        .where("creates_rows")
+        .selectExpr("queue", "cast(null as string) as name", f"{gap} as fact"),
     ]
-    return reduce(DataFrame.unionByName, all_facts)
-
-
-def _flatten(facts: DataFrame) -> DataFrame:
-    return facts.select("queue", "name", "fact.*")
+    return reduce(DataFrame.unionByName, all_facts).select("queue", "name", "fact.*")
 
 
 def _attempt_facts(attempts: DataFrame, span: DaySpan) -> DataFrame:
     """Return the facts of attempts: start, end, and the run time in each minute."""
     start, end = _floor_sql("started", MINUTE_MS), _floor_sql("ended", MINUTE_MS)
-    counter = "".join(f" when {_quote(outcome)} then {_quote(name)}" for outcome, name in _COUNTER_OF_OUTCOME.items())
     single = ", ".join([
-        _fact_sql(_quote("started"), minute=start),
+        _fact_sql("'started'", minute=start),
         _fact_sql("if(wait_ms is not null, 'waited', null)", bucket=_bucket_sql("wait_ms"), minute=start),
-        _fact_sql(f"case outcome {counter} end", minute=end),
+        _fact_sql(_COUNTER, minute=end),
         _fact_sql("if(run_ms is not null, 'ran', null)", bucket=_bucket_sql("run_ms"), minute=end),
     ])  # fmt: skip
     is_wanted = f"fact.kind is not null and fact.minute between {span.start_ms} and {span.end_ms - 1}"
     busy, wasted = (
-        _fact_sql(_quote(kind), "piece.to - piece.from", minute="piece.period") for kind in ("busy_ms", "wasted_ms")
+        _fact_sql(f"'{kind}'", "piece.to - piece.from", minute="piece.period") for kind in ("busy_ms", "wasted_ms")
     )
     facts = f"""concat(
         filter(array({single}), fact -> {is_wanted}),
@@ -231,16 +204,12 @@ def _fact_sql(kind: str, amount: str = "1", *, bucket: str = "null", minute: str
     return f"named_struct({fields}'kind', {kind}, 'bucket', {bucket}, 'amount', {amount})"
 
 
-def _quote(text: str) -> str:
-    return f"'{text}'"
-
-
 _HISTOGRAM_KINDS: Final = {"wait": "waited", "run": "ran"}
 _QUANTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
 def task_minutes(facts: DataFrame, gaps: DataFrame, span: DaySpan) -> DataFrame:
-    """Aggregate ``gold.task_minute``, without its partition, from the facts of `minute_facts`."""
+    """Aggregate ``gold.task_minute`` from the facts of `minute_facts`."""
     lost = gap_periods(gaps, span, MINUTE_MS).groupBy("queue", F.col("period").alias("minute"))
     summed = _sum_facts(facts, ("queue", "name", "minute"))
     return (
@@ -248,6 +217,7 @@ def task_minutes(facts: DataFrame, gaps: DataFrame, span: DaySpan) -> DataFrame:
         .withColumn("complete", F.col("events_lost").isNull())
         .withColumn("events_lost", F.coalesce("events_lost", F.lit(0)))
         .withColumn("minute", F.timestamp_millis("minute"))
+        .withColumn("dt", day_of(F.col("minute")))
     )
 
 
@@ -263,16 +233,16 @@ def merge_minutes(minutes: DataFrame, unit: str = "hour", by: Sequence[str] = ("
         ``by``, ``since`` (the beginning, UTC) and the columns of ``gold.task_minute`` except ``events_lost``;
         ``complete`` is true if all minutes are complete.
     """
-    counters = ", ".join(_fact_sql(_quote(name), name) for name in COUNTERS)
-    entry = {kind: _fact_sql(_quote(kind), "entry.value", bucket="entry.key") for kind in _HISTOGRAM_KINDS.values()}
+    counters = ", ".join(_fact_sql(f"'{name}'", name) for name in COUNTERS)
+    entry = {kind: _fact_sql(f"'{kind}'", "entry.value", bucket="entry.key") for kind in _HISTOGRAM_KINDS.values()}
     histograms = (
         f"transform(map_entries({column}_histogram_ms), entry -> {entry[kind]})"
         for column, kind in _HISTOGRAM_KINDS.items()
     )
     nonzero = f"filter(concat(array({counters}), {', '.join(histograms)}), fact -> fact.amount != 0)"
-    flags = f"array({_fact_sql(_quote('minute'), '0')}, {_fact_sql(_quote('incomplete'), 'if(complete, 0, 1)')})"
+    flags = ", ".join([_fact_sql("'minute'", "0"), _fact_sql("'incomplete'", "if(complete, 0, 1)")])
     facts = minutes.select(
-        *by, F.date_trunc(unit, "minute").alias("since"), F.expr(f"inline(concat({nonzero}, {flags}))")
+        *by, F.date_trunc(unit, "minute").alias("since"), F.expr(f"inline(concat({nonzero}, array({flags})))")
     )
     return _sum_facts(facts, (*by, "since"), "sum(if(kind = 'incomplete', amount, 0)) = 0 as complete")
 
@@ -309,7 +279,7 @@ def percentile(counts: str, quantile: float) -> str:
 def capacity_minutes(
     minutes: DataFrame, attempts: DataFrame, span: DaySpan, capacities: Mapping[str, int]
 ) -> DataFrame:
-    """Aggregate ``gold.capacity_minute``, without its partition, from ``gold.task_minute`` and the latest attempts.
+    """Aggregate ``gold.capacity_minute`` from ``gold.task_minute`` and the latest attempts.
 
     ``capacities`` are the maximum number of running jobs, by queue and ``*``; for other queues, the day's observed
     maximum.
@@ -322,8 +292,8 @@ def capacity_minutes(
         "added - finished - removed as backlog_delta", f"busy_ms / {MINUTE_MS} as busy_slots",
         "coalesce(peak, 0L) as peak_slots",
     )  # fmt: skip
-    return joined.withColumn("capacity", F.coalesce(configured, observed)).selectExpr(
-        "*", "busy_slots / capacity as utilization"
+    return joined.withColumn("capacity", F.coalesce(configured, observed)).select(
+        "*", F.expr("busy_slots / capacity as utilization"), day_of(F.col("minute")).alias("dt")
     )
 
 
@@ -504,11 +474,7 @@ def build_gold(spark: SparkSession, lake: Lake, days: Iterable[date], slo_config
     built. A day may be built any number of times; its rows change until all attempts that began on that day have ended,
     because an attempt is recorded when it ends.
 
-    Args:
-        spark: A session, ideally from `bulltask.spark.session`.
-        lake: The lake.
-        days: The days, in any order.
-        slo_config: Objectives, prices and capacities; default: none.
+    ``spark`` is ideally a session from `bulltask.spark.session`; ``slo_config`` has objectives, prices and capacities.
 
     Raises:
         ConfigError: The days include 9999-12-31.
@@ -519,11 +485,12 @@ def build_gold(spark: SparkSession, lake: Lake, days: Iterable[date], slo_config
         for span in _spans([*days, *half_built_days(lake)]):
             since = {table: lake.create(table) for table in _TABLES}
             with _cached(read_inputs(spark, lake, span)) as inputs:
-                written = {TASK_MINUTE: _write(minute_table(inputs, span), TASK_MINUTE, lake)}
+                facts = minute_facts(inputs, span)
+                written = {TASK_MINUTE: _write(task_minutes(facts, inputs.gaps, span), TASK_MINUTE, lake)}
                 # The other tables are built from the per-minute rows. Reading these from files keeps the query plan
                 # short.
                 minutes = read_files(spark, lake, TASK_MINUTE, written[TASK_MINUTE])
-                for table, rows in derived_tables(inputs, minutes, span, slo_config or SLOConfig()).items():
+                for table, rows in _derived_tables(inputs, minutes, span, slo_config or SLOConfig()).items():
                     written[table] = _write(rows, table, lake)
             # All tables are complete before the first table becomes visible.
             build = {"build": secrets.token_hex(8), "days": [str(day) for day in span.days]}
@@ -572,26 +539,16 @@ def _gaps(gaps: DataFrame, span: DaySpan) -> DataFrame:
     return gaps.where(F.lit(False)) if overlapping.isEmpty() else overlapping
 
 
-def minute_table(inputs: GoldInputs, span: DaySpan) -> DataFrame:
-    """Build ``gold.task_minute`` for some days."""
-    facts = minute_facts(inputs.added, inputs.attempts, inputs.jobs, inputs.gaps, span)
-    minutes = task_minutes(facts, inputs.gaps, span)
-    return as_table(minutes.withColumn("dt", day_of(F.col("minute"))), TASK_MINUTE)
-
-
-def derived_tables(
+def _derived_tables(
     inputs: GoldInputs, minutes: DataFrame, span: DaySpan, slo_config: SLOConfig
 ) -> dict[Table, DataFrame]:
-    """Build the other gold tables for some days; ``minutes`` are the rows of ``gold.task_minute``."""
+    """Return the other gold tables for some days; ``minutes`` are the rows of ``gold.task_minute``."""
     attempts, jobs, gaps = inputs.attempts, inputs.jobs, inputs.gaps
-    capacity = capacity_minutes(minutes, attempts, span, slo_config.capacities).withColumn(
-        "dt", day_of(F.col("minute"))
-    )
     return {
-        CAPACITY_MINUTE: as_table(capacity, CAPACITY_MINUTE),
-        ERRORS_DAY: as_table(errors_days(attempts, span), ERRORS_DAY),
-        SLO_DAY: as_table(slo_days(attempts, jobs, gaps, span, slo_config.objectives), SLO_DAY),
-        COST_DAY: as_table(cost_days(minutes, gaps, span, slo_config.prices), COST_DAY),
+        CAPACITY_MINUTE: capacity_minutes(minutes, attempts, span, slo_config.capacities),
+        ERRORS_DAY: errors_days(attempts, span),
+        SLO_DAY: slo_days(attempts, jobs, gaps, span, slo_config.objectives),
+        COST_DAY: cost_days(minutes, gaps, span, slo_config.prices),
     }
 
 
@@ -611,7 +568,7 @@ def _spans(days: Iterable[date]) -> Iterator[DaySpan]:
 
 def _write(rows: DataFrame, table: Table, lake: Lake) -> list[DataFile]:
     """Write a table's rows, one file for each day, sorted by key."""
-    return write_files(rows.repartition("dt").sortWithinPartitions("dt", *table.key), table, lake)
+    return write_files(as_table(rows, table).repartition("dt").sortWithinPartitions("dt", *table.key), table, lake)
 
 
 @contextmanager

@@ -289,10 +289,10 @@ def lifecycle_events(events: pa.Table) -> pa.Table:
 
 def job_numbers(events: pa.Table) -> Ints:
     """Number the jobs from 0 in order of appearance, and return the number of each event's job."""
-    queues, ids = (_dictionary_encode(events[name]) for name in ("queue", "job_id"))
+    queues, ids = (events[name].combine_chunks().dictionary_encode() for name in ("queue", "job_id"))
     # Jobs in different queues can have the same id.
     both = queues.indices.to_numpy().astype(np.int64) * len(ids.dictionary) + ids.indices.to_numpy()
-    return np.asarray(_dictionary_encode(pa.array(both)).indices.to_numpy().astype(np.int64))
+    return np.asarray(pa.array(both).dictionary_encode().indices.to_numpy().astype(np.int64))
 
 
 def in_order(events: pa.Table, jobs: Ints, is_new: Bools) -> Lifecycles:
@@ -407,12 +407,6 @@ def _total(times_ms: Ints, which: Bools, since: Ints) -> Ints:
     return np.where(_running_sum(which, since) > 0, _running_sum(np.where(which, times_ms, 0), since), -1)
 
 
-def _dictionary_encode(column: Any) -> Any:
-    """Return a dictionary-encoded column."""
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    return array.dictionary_encode()
-
-
 # Rows
 
 
@@ -490,34 +484,22 @@ class _Rows:
 
     def table(self, table: Table, columns: dict[str, pa.Array]) -> pa.Table:
         """Return the table with these columns; columns that cannot be derived from events are null."""
-        makers: dict[str, Callable[[], pa.Array]] = {
-            "queue": lambda: self.texts("queue", self.at),
-            "job_id": lambda: self.texts("job_id", self.at),
-            "name": lambda: self.texts("name", self._added),
-            "incarnation": self._incarnation,
-            "source": lambda: pa.repeat(pa.scalar("events"), len(self.at)),
+        ms, seq = (_known(part[self._added]).cast(pa.string()) for part in (self._lifecycles.ms, self._lifecycles.seq))
+        columns |= {
+            "queue": self.texts("queue", self.at),
+            "job_id": self.texts("job_id", self.at),
+            "name": self.texts("name", self._added),
+            "incarnation": pc.binary_join_element_wise(ms, seq, "-"),  # the id of the added event
+            "source": pa.repeat(pa.scalar("events"), len(self.at)),
         }
         schema = pa.schema([field for field in arrow_schema(table) if field.name != "dt"])
-        arrays = [
-            columns[field.name]
-            if field.name in columns
-            else makers[field.name]()
-            if field.name in makers
-            else pa.nulls(len(self.at), field.type)
-            for field in schema
-        ]
+        arrays = [columns.get(field.name, pa.nulls(len(self.at), field.type)) for field in schema]
         return pa.Table.from_arrays(arrays, schema=schema)
-
-    def _incarnation(self) -> pa.Array:
-        """Return the id of the added event."""
-        ms, seq = (_known(part[self._added]).cast(pa.string()) for part in (self._lifecycles.ms, self._lifecycles.seq))
-        return pc.binary_join_element_wise(ms, seq, "-")
 
     def texts(self, column: str, at: Ints) -> pa.Array:
         """Return a string column of events; null where there is no event."""
         indexes = np.append(self._lifecycles.order, 0)[at]
-        texts = self._lifecycles.table[column].take(pa.array(indexes, mask=at < 0))
-        return texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
+        return self._lifecycles.table[column].take(pa.array(indexes, mask=at < 0)).combine_chunks()
 
 
 def _known(numbers: Ints) -> pa.Array:
