@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -25,8 +25,8 @@ class PipelineMetrics(Collector):
         """Return the current metrics; if Redis is unavailable, lag metrics are missing."""
         status = self._status()
         yield from _queue_metrics(status)
-        yield _gauge("redis_up", "1 if Redis is available, else 0", float(status.redis_error is None))
-        yield _gauge("queues_skipped", "Queues that cannot be recorded", len(status.skipped))
+        yield _metric("redis_up", "1 if Redis is available, else 0", float(status.redis_error is None))
+        yield _metric("queues_skipped", "Queues that cannot be recorded", len(status.skipped))
         if (head := last_record(self._lake)) is not None:
             yield from _batch_metrics(head)
 
@@ -51,48 +51,35 @@ def serve(collector: Collector, host: str, port: int) -> Callable[[], None]:
 
 
 def _queue_metrics(status: PipelineStatus) -> Iterator[Metric]:
-    lost = CounterMetricFamily(
-        "bulltask_pipeline_events_lost_total", "Events that were lost before they were read", labels=("queue",)
-    )
-    gaps = CounterMetricFamily(
-        "bulltask_pipeline_gaps_total", "Gaps, some with an unknown number of lost events", labels=("queue",)
-    )
-    gauges = {
-        "lag_events": _gauge("lag_events", "Events in Redis that are not in the lake"),
-        "lag_s": _gauge("lag_seconds", "Time between the lake's last event and the last event in Redis"),
-        "headroom_s": _gauge(
-            "headroom_seconds", "Time until a stream trims unread events, at the highest observed rate"
-        ),
-    }
-    for queue in status.queues:
-        lost.add_metric((queue.queue,), queue.lost)
-        gaps.add_metric((queue.queue,), queue.gaps)
-        for name, gauge in gauges.items():
-            if (value := getattr(queue, name)) is not None:
-                gauge.add_metric((queue.queue,), value)
-    yield lost
-    yield gaps
-    yield from gauges.values()
+    def known(field: str) -> dict[str, float]:
+        values = {queue.queue: getattr(queue, field) for queue in status.queues}
+        return {queue: value for queue, value in values.items() if value is not None}
+
+    yield _metric("events_lost_total", "Events that were lost before they were read", known("lost"))
+    yield _metric("gaps_total", "Gaps, some with an unknown number of lost events", known("gaps"))
+    yield _metric("lag_events", "Events in Redis that are not in the lake", known("lag_events"))
+    lag = "Time between the lake's last event and the last event in Redis"
+    yield _metric("lag_seconds", lag, known("lag_s"))
+    headroom = "Time until a stream trims unread events, at the highest observed rate"
+    yield _metric("headroom_seconds", headroom, known("headroom_s"))
 
 
 def _batch_metrics(head: BatchRecord) -> Iterator[Metric]:
-    batches = CounterMetricFamily("bulltask_pipeline_batches_total", "Batches that were written")
-    batches.add_metric((), head.number)
-    yield batches
-    steps = GaugeMetricFamily(
-        "bulltask_pipeline_last_batch_seconds", "Duration of the steps of the last batch", labels=("step",)
-    )
-    for step, ms in head.steps_ms.items():
-        steps.add_metric((step,), ms / 1000)
-    yield steps
+    yield _metric("batches_total", "Batches that were written", head.number)
+    steps = {step: ms / 1000 for step, ms in head.steps_ms.items()}
+    yield _metric("last_batch_seconds", "Duration of the steps of the last batch", steps, "step")
     events = sum(queue.events for queue in head.queues.values())
-    yield _gauge("last_batch_events", "Events that the last batch read", events)
-    yield _gauge("open_job_events", "Events of open jobs, which the next batch reads again", head.open_job_events)
-    yield _gauge("last_batch_timestamp_seconds", "Time at which the last batch was written", head.written_ms / 1000)
+    yield _metric("last_batch_events", "Events that the last batch read", events)
+    yield _metric("open_job_events", "Events of open jobs, which the next batch reads again", head.open_job_events)
+    yield _metric("last_batch_timestamp_seconds", "Time at which the last batch was written", head.written_ms / 1000)
 
 
-def _gauge(name: str, text: str, value: float | None = None) -> GaugeMetricFamily:
-    """Return a gauge of the pipeline, with one value or with a value for each queue."""
-    if value is not None:
-        return GaugeMetricFamily(f"bulltask_pipeline_{name}", text, value)
-    return GaugeMetricFamily(f"bulltask_pipeline_{name}", text, labels=("queue",))
+def _metric(name: str, text: str, value: float | Mapping[str, float], label: str = "queue") -> Metric:
+    """Return a metric with one value, or with one for each queue or step. The names of counters end in ``_total``."""
+    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+    if not isinstance(value, Mapping):
+        return kind(f"bulltask_pipeline_{name}", text, value)
+    metric = kind(f"bulltask_pipeline_{name}", text, labels=(label,))
+    for key, number in value.items():
+        metric.add_metric((key,), number)
+    return metric
