@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, Literal, TypedDict, Unpack
+from typing import Any, Final, Literal, Unpack
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from bulltask import embedded
 from bulltask.config.config import Config
+from bulltask.config.parsers import integer
 from bulltask.jobs.clock import Duration, to_ms
 from bulltask.jobs.errors import ConfigError, InvalidJobError
 from bulltask.jobs.names import bullmq_name
@@ -20,20 +21,17 @@ from bulltask.registry.task import AnyTask
 from bulltask.spark.results import RESULT_FIELDS, JobLookup, lookup_deadline_ms
 from bulltask.spark.sink import (
     NUMBER,
-    SINGLE_JOB_OPTIONS,
     WEEK,
-    JobBuilder,
-    RowColumns,
     RowSender,
-    SharedOptions,
+    SendOptions,
     check_option_names,
     check_write_id,
-    described,
     new_write_id,
     number_duplicates,
-    resume_hint_on_error,
+    reject_single_job_options,
     row_policies,
     send_rows,
+    sending,
     vectorized_udf,
     with_json,
 )
@@ -45,37 +43,28 @@ _JOB_RESULT: Final = "bulltask_job_result"
 _RESULTS: Final = ("id", "state", "return_value", "failed_reason")
 
 
-class MapOptions(TypedDict, total=False):
-    """Further arguments of ``map_dataframe``.
+class MapOptions(SendOptions, total=False):
+    """Further arguments of ``map_dataframe``, in addition to :class:`bulltask.spark.sink.SendOptions`.
 
     Attributes:
         wait: How long to wait for unfinished jobs after all jobs are sent (seconds or ``timedelta``), by the executors'
             clocks; ``0`` does not wait, ``None`` (default) waits without limit. Unfinished jobs are not an error.
         poll: The time between two checks of unfinished jobs (seconds or ``timedelta``); default: 2 seconds.
         options: The options of every call, as for ``apply_async``: ``{"priority": 5, "queue": "bulk"}``.
-        write_id: Makes the calls safe to retry: the same rows with the same id add no job twice. Default: a new id.
         on_duplicate_rows: What to do with rows that have the same arguments: add one job for all of them, whose result
             they share (``collapse``, the default), add a job for each (``keep``), or raise an error before anything is
             sent (``error``).
-        on_nan: What to do with NaN and Infinity, which JSON does not support: the row is invalid (``error``, the
-            default), or they are sent as null (``null``).
         on_invalid_rows: What to do with rows of which no job can be made: raise the error of the first (``error``, the
             default), or return them with the state ``rejected`` and the reason as ``failed_reason`` (``collect``).
         result_prefix: A prefix for the names of the added columns; default: no prefix.
-        chunk_size: The number of jobs in one round trip to Redis; default: 500.
-        idempotency_ttl: How long Redis keeps the ids of added jobs, counted from the last job; default: 7 days.
     """
 
     wait: Duration | None
     poll: Duration
     options: Mapping[str, Any]
-    write_id: str
     on_duplicate_rows: Literal["collapse", "keep", "error"]
-    on_nan: Literal["error", "null"]
     on_invalid_rows: Literal["error", "collect"]
     result_prefix: str
-    chunk_size: int
-    idempotency_ttl: Duration
 
 
 def map_dataframe(
@@ -118,14 +107,13 @@ def map_dataframe(
     lookup_deadline_ms(wait)  # report an invalid value before anything is sent
     arguments = [column.alias(name) for name, column in _arguments(task, df, columns).items()]
     on_nan, collect = row_policies(settings)
-    sender = replace(_sender(plan, config, settings), collects_invalid=collect)
+    sender = _sender(plan, config, settings, collects_invalid=collect)
 
     rows = df.withColumn(_DATA, F.struct(*arguments) if arguments else F.lit("{}"))
     rows = with_json(rows, _DATA, on_nan) if arguments else rows
     rows = number_duplicates(rows, [_DATA], settings.get("on_duplicate_rows", "collapse"))
     fields = [F.lit(task.name).alias("name"), F.col(_DATA).alias("data"), *[F.col(NUMBER)][: NUMBER in rows.columns]]
-    text = f"bulltask: send calls of {task.name} to queue {plan.queue}, write {sender.builder.write_id}"
-    with resume_hint_on_error(sender), described(df.sparkSession, text):
+    with sending(sender, df.sparkSession, f"send calls of {task.name} to queue {plan.queue}"):
         # Keep exactly these rows: rows from rand() or from a growing table would differ if they were computed again.
         rows = rows.withColumn(_SEND_RESULT, send_rows(sender)(F.struct(*fields))).localCheckpoint()
 
@@ -146,8 +134,7 @@ def map_dataframe(
 
 
 def _plan(task: AnyTask[Any, Any], config: Config, options: Mapping[str, Any]) -> JobPlan:
-    if single := [name for name in SINGLE_JOB_OPTIONS if name in options]:
-        raise ConfigError(f"{single[0]} applies to a single job, but these options are for all jobs")
+    reject_single_job_options(options)
     plan = plan_job(task.name, task._options, CallOptions.of(options), config)
     retention = plan.options.to_wire(0).get("removeOnComplete")
     count = retention.get("count") if isinstance(retention, Mapping) else retention
@@ -177,24 +164,22 @@ def _arguments(
         raise ConfigError(f"columns must be a list of names or a mapping: [{columns!r}], not {columns!r}")
     if not isinstance(columns, Mapping):
         columns = {name: name for name in (df.columns if columns is None else columns)}
-    if task._is_batch:  # the columns are the fields of the one argument
-        return _named(columns)
-    try:
-        task._codec.arguments.unbind(dict.fromkeys(columns))
-    except InvalidJobError as exc:
-        raise TypeError(f"columns {', '.join(columns) or '(none)'}: {exc}") from None
-    return _named(columns)
-
-
-def _named(columns: Mapping[str, str | Column]) -> dict[str, Column]:
+    if not task._is_batch:  # the columns of a batch are the fields of its one argument
+        try:
+            task._codec.arguments.unbind(dict.fromkeys(columns))
+        except InvalidJobError as exc:
+            raise TypeError(f"columns {', '.join(columns) or '(none)'}: {exc}") from None
     return {name: F.col(column) if isinstance(column, str) else column for name, column in columns.items()}
 
 
-def _sender(plan: JobPlan, config: Config, settings: MapOptions) -> RowSender:
-    write_id = check_write_id(settings.get("write_id") or new_write_id())
-    builder = JobBuilder(config, write_id, plan.queue, SharedOptions(plan.options, plan.timestamp_ms), has_ids=False)
-    chunk_size = settings.get("chunk_size", 500)
-    if not isinstance(chunk_size, int) or isinstance(chunk_size, bool) or not 1 <= chunk_size <= 10_000:
-        raise ConfigError(f"chunk_size must be an integer from 1 to 10000, not {chunk_size!r}")
-    ttl_ms = max(1, to_ms(settings.get("idempotency_ttl", WEEK), "idempotency_ttl"))
-    return RowSender(builder, RowColumns("", ""), chunk_size, ttl_ms)
+def _sender(plan: JobPlan, config: Config, settings: MapOptions, *, collects_invalid: bool) -> RowSender:
+    return RowSender(
+        config,
+        check_write_id(settings.get("write_id") or new_write_id()),
+        plan.queue,
+        plan.options,
+        plan.timestamp_ms,
+        chunk_size=integer(1, 10_000)(settings.get("chunk_size", 500), "chunk_size"),
+        idempotency_ttl_ms=max(1, to_ms(settings.get("idempotency_ttl", WEEK), "idempotency_ttl")),
+        collects_invalid=collects_invalid,
+    )

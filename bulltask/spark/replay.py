@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from datetime import timedelta
+from functools import partial
 from itertools import islice
 from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException, ParseException
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructType
 
@@ -21,7 +22,7 @@ from bulltask.jobs.errors import ConfigError, DecodeError
 from bulltask.jobs.job import BULLTASK_KEY, JobOptions, NewJob
 from bulltask.lake.storage import Lake
 from bulltask.lake.tables import FINISHED, JOBS, SNAPSHOTS
-from bulltask.spark.lake_tables import check_shared, latest, read_table
+from bulltask.spark.lake_tables import check_shared, first_of_each, latest, read_table
 from bulltask.spark.sink import vectorized_udf
 from bulltask.spark.source.columns import JOBS as JOBS_READ
 from bulltask.spark.source.columns import arrow_schema, hash_fields, job_record_batch
@@ -30,10 +31,7 @@ from bulltask.spark.source.options import WriteOptions, read_options
 from bulltask.transport.scripts.add import IdempotentWrite
 from bulltask.transport.scripts.job import job_fields
 
-__all__ = ["ReplayResult", "ReplaySelection", "replay", "replay_options"]
-
-
-_TOLERANCE: Final = timedelta(minutes=1)
+_TOLERANCE: Final = "interval 1 minute"
 """How far the times in a job's hash, by its workers' clocks, may differ from the times of its events."""
 
 _SAMPLE_SIZE: Final = 5
@@ -104,12 +102,7 @@ class ReplayResult:
 
 
 def replay(
-    spark: SparkSession,
-    lake: Lake,
-    source: Mapping[str, str],
-    selection: ReplaySelection,
-    *,
-    dry_run: bool = True,
+    spark: SparkSession, lake: Lake, source: Mapping[str, str], selection: ReplaySelection, *, dry_run: bool = True
 ) -> ReplayResult:
     """Send the selected finished jobs of the lake's broker again, with the same name, data and options, but a new id.
 
@@ -132,8 +125,11 @@ def replay(
         sample = jobs.where("status = 'ready'").orderBy("queue", "job_id").limit(_SAMPLE_SIZE).collect()
         sent: Mapping[str, int] = {}
         if not dry_run and counts.get("ready"):
-            replayer = Replayer(options.config, selection.write_id, _IDEMPOTENCY_TTL_MS)
-            sent = _send(jobs.where("status = 'ready'"), replayer, in_redis)
+            write = IdempotentWrite(selection.write_id, _IDEMPOTENCY_TTL_MS)
+            send = vectorized_udf(partial(_send, options.config, write), StringType())
+            status = send(F.struct(in_redis, "new_id", "name", "data", "opts")).alias("status")
+            rows = jobs.where("status = 'ready'").select(status).groupBy("status").count().collect()
+            sent = {row["status"]: row["count"] for row in rows}
     finally:
         jobs.unpersist()
     columns = ("queue", "job_id", "name", "state", "finished_at", "failed_reason", "data")
@@ -173,22 +169,17 @@ def _selected(spark: SparkSession, lake: Lake, selection: ReplaySelection) -> Da
 
 def _with_data(rows: DataFrame, spark: SparkSession, lake: Lake, options: WriteOptions, in_redis: Column) -> DataFrame:
     """Add the data of each job, from Redis, where its queue has the name ``in_redis``, or from the latest snapshot."""
-    look_up = vectorized_udf(HashLookup(options).look_up, _HASH)
+    look_up = vectorized_udf(partial(_look_up, options), _HASH)
     with_hash = rows.withColumn("hash", look_up(F.struct(in_redis, "job_id")))
-    with_redis = with_hash.withColumn(
-        "in_redis", _is_same_incarnation(F.col("hash.created_at"), F.col("hash.finished_at"))
-    )
+    with_redis = with_hash.withColumn("in_redis", _is_same_incarnation("hash"))
     snapshots = read_table(spark, lake, SNAPSHOTS).selectExpr(
         "queue", "id AS job_id", "snapshot_at",
         "struct(name, data, opts, created_at, finished_at) AS kept",
     )  # fmt: skip
-    joined = with_redis.join(snapshots, ["queue", "job_id"], "left")
-    is_in_snapshot = _is_same_incarnation(F.col("kept.created_at"), F.col("kept.finished_at"))
-    newest = Window.partitionBy("queue", "job_id", "incarnation").orderBy(
-        F.col("in_snapshot").desc(), F.col("snapshot_at").desc()
+    joined = with_redis.join(snapshots, ["queue", "job_id"], "left").withColumn(
+        "in_snapshot", _is_same_incarnation("kept")
     )
-    ranked = joined.withColumn("in_snapshot", is_in_snapshot).withColumn("rank", F.row_number().over(newest))
-    best = ranked.where("rank = 1")
+    best = first_of_each(joined, ("queue", "job_id", "incarnation"), F.desc("in_snapshot"), F.desc("snapshot_at"))
     known = F.when(F.col("in_redis"), F.col("hash")).when(F.col("in_snapshot"), F.col("kept"))
     is_open = F.col("in_redis") & F.col("hash.finished_at").isNull()
     status = F.when(is_open, "open").when(known["data"].isNotNull(), "ready").otherwise("unknown")
@@ -201,52 +192,51 @@ def _with_data(rows: DataFrame, spark: SparkSession, lake: Lake, options: WriteO
     )
 
 
-def _is_same_incarnation(created_at: Column, finished_at: Column) -> Column:
-    """Return whether the data belongs to the same incarnation of the job: one of the times is the same."""
-    return F.coalesce(_is_near("created_at", created_at), F.lit(False)) | F.coalesce(
-        _is_near("finished_at", finished_at), F.lit(False)
+def _is_same_incarnation(found: str) -> Column:
+    """Return whether the data ``found`` belongs to the same incarnation of the job: one of the times is the same."""
+    same = (
+        f"coalesce({found}.{time} between {time} - {_TOLERANCE} and {time} + {_TOLERANCE}, false)"
+        for time in ("created_at", "finished_at")
     )
+    return F.expr(" or ".join(same))
 
 
-def _is_near(column: str, found: Column) -> Column:
-    own = F.col(column)
-    return found.between(own - F.lit(_TOLERANCE), own + F.lit(_TOLERANCE))
+def _look_up(options: WriteOptions, arrays: Iterator[pa.StructArray]) -> Iterator[pa.Array]:
+    """Yield the hash of each job, given by ``queue`` and ``job_id``; null if it does not exist."""
+    names = hash_fields(_FIELDS)
+    with Connection(options.config) as connection:
+        for jobs in arrays:
+            rows = jobs.to_pylist()
+            calls = [job_fields(options.keys(row["queue"]), row["job_id"], names) for row in rows]
+            replies: list[Any] = []
+            for start in range(0, len(calls), _JOBS_PER_ROUND_TRIP):
+                replies += connection.run_many(calls[start : start + _JOBS_PER_ROUND_TRIP])
+            existing = [number for number, reply in enumerate(replies) if any(part is not None for part in reply)]
+            ids, hashes = [rows[n]["job_id"] for n in existing], [replies[n] for n in existing]
+            batch = job_record_batch(arrow_schema(_HASH), {}, ids, hashes)
+            positions = {number: position for position, number in enumerate(existing)}
+            yield batch.to_struct_array().take(pa.array([positions.get(n) for n in range(len(rows))], pa.int64()))
 
 
-def _send(rows: DataFrame, replayer: Replayer, in_redis: Column) -> Mapping[str, int]:
-    """Send the jobs; return the number of jobs that were added, and of duplicates."""
+def _send(config: Config, write: IdempotentWrite, arrays: Iterator[pa.StructArray]) -> Iterator[pa.Array]:
+    """Send jobs (``queue``, ``new_id``, ``name``, ``data``, ``opts``), and yield the status of each.
 
-    def statuses(structs: Iterator[pa.StructArray]) -> Iterator[pa.Array]:
-        for results in replayer.statuses(map(pa.RecordBatch.from_struct_array, structs)):
-            yield pa.array(results, pa.string())
+    It is ``added`` or ``duplicate``. Jobs that were sent before an error are not removed; running the replay again adds
+    the missing ones.
+    """
+    with closing(broker_of(config)) as broker:
+        for array in arrays:
+            jobs = map(_job, array.to_pylist())
+            statuses: list[str] = []
+            while part := list(islice(jobs, _JOBS_PER_ROUND_TRIP)):
+                statuses += [result.status for result in broker.producer.send_once(part, write)]
+            yield pa.array(statuses, pa.string())
 
-    send = vectorized_udf(statuses, StringType())
-    job = F.struct(in_redis, "new_id", "name", "data", "opts")
-    sent = rows.select(send(job).alias("status"))
-    return {row["status"]: row["count"] for row in sent.groupBy("status").count().collect()}
 
-
-@dataclass(frozen=True, slots=True)
-class HashLookup:
-    """Looks up the hashes of jobs, on the executors."""
-
-    options: WriteOptions = field(repr=False)
-
-    def look_up(self, arrays: Iterator[pa.StructArray]) -> Iterator[pa.Array]:
-        """Return the hash of each job, given by ``queue`` and ``job_id``; null if it does not exist."""
-        names = hash_fields(_FIELDS)
-        with Connection(self.options.config) as connection:
-            for jobs in arrays:
-                rows = jobs.to_pylist()
-                calls = [job_fields(self.options.keys(row["queue"]), row["job_id"], names) for row in rows]
-                replies: list[Any] = []
-                for start in range(0, len(calls), _JOBS_PER_ROUND_TRIP):
-                    replies += connection.run_many(calls[start : start + _JOBS_PER_ROUND_TRIP])
-                existing = [number for number, reply in enumerate(replies) if any(part is not None for part in reply)]
-                ids, hashes = [rows[n]["job_id"] for n in existing], [replies[n] for n in existing]
-                batch = job_record_batch(arrow_schema(_HASH), {}, ids, hashes)
-                positions = {number: position for position, number in enumerate(existing)}
-                yield batch.to_struct_array().take(pa.array([positions.get(n) for n in range(len(rows))], pa.int64()))
+def _job(row: Mapping[str, Any]) -> NewJob:
+    return NewJob(
+        row["queue"], row["new_id"], row["name"], row["data"].encode(), replay_options(row["opts"]), has_custom_id=True
+    )
 
 
 class StoredOptions(JobOptions):
@@ -271,36 +261,3 @@ def replay_options(opts: str | None) -> StoredOptions:
         kept[BULLTASK_KEY] = {name: value for name, value in own.items() if name != "expires"}
     priority = kept.get("priority")
     return StoredOptions(priority=priority if isinstance(priority, int) else 0, more=kept)
-
-
-@dataclass(frozen=True, slots=True)
-class Replayer:
-    """Sends jobs again. Spark serializes it for the executors, so it holds no connection."""
-
-    config: Config = field(repr=False)  # its URL may have a password
-    write_id: str
-    idempotency_ttl_ms: int
-
-    def statuses(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[str]]:
-        """Send the rows (``queue``, ``new_id``, ``name``, ``data``, ``opts``) and yield the status of each.
-
-        It is ``added`` or ``duplicate``. Jobs that were sent before an error are not removed; running the replay again
-        adds the missing ones.
-        """
-        broker = broker_of(self.config)
-        write = IdempotentWrite(self.write_id, self.idempotency_ttl_ms)
-        try:
-            for batch in batches:
-                jobs = map(_job, batch.to_pylist())
-                results: list[str] = []
-                while part := list(islice(jobs, _JOBS_PER_ROUND_TRIP)):
-                    results += [result.status for result in broker.producer.send_once(part, write)]
-                yield results
-        finally:
-            broker.close()
-
-
-def _job(row: Mapping[str, Any]) -> NewJob:
-    return NewJob(
-        row["queue"], row["new_id"], row["name"], row["data"].encode(), replay_options(row["opts"]), has_custom_id=True
-    )

@@ -6,34 +6,28 @@ import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypedDict, Unpack
+from typing import Final, Unpack
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from bulltask.config.config import Config
-from bulltask.config.urls import SecretUrl
 from bulltask.jobs.clock import Duration, to_ms, wall_ms
 from bulltask.jobs.codec import decode_text
 from bulltask.jobs.errors import ConfigError
 from bulltask.spark.sink import EnqueueResult, check_option_names, vectorized_udf
 from bulltask.spark.source.columns import arrow_schema
 from bulltask.spark.source.connection import Connection
-from bulltask.spark.source.options import WriteOptions, broker_options, read_options
+from bulltask.spark.source.options import BrokerOptions, WriteOptions, broker_options, read_options
 from bulltask.transport.call import QueueKeys, command
 from bulltask.transport.scripts.add import scan_added_ids
 from bulltask.transport.scripts.job import job_fields
 
 RESULT_FIELDS: Final = StructType(
-    [
-        StructField("state", StringType()),
-        StructField("return_value", StringType()),
-        StructField("failed_reason", StringType()),
-        StructField("finished_ms", LongType()),
-    ]
-)
+    [StructField(name, StringType()) for name in ("state", "return_value", "failed_reason")]
+).add("finished_ms", "long")
 _ARROW: Final = pa.struct(list(arrow_schema(RESULT_FIELDS)))
 _IDS_PER_ROUND_TRIP: Final = 1_000
 _FIELDS: Final = ("timestamp", "returnvalue", "failedReason", "finishedOn")
@@ -41,18 +35,14 @@ _UNFINISHED: Final = "unfinished"
 _MISSING: Final[Mapping[str, object]] = {"state": "missing"}
 
 
-class GatherOptions(TypedDict, total=False):
-    """Further arguments of ``gather``.
+class GatherOptions(BrokerOptions, total=False):
+    """Further arguments of ``gather``, in addition to :class:`bulltask.spark.source.options.BrokerOptions`.
 
     Attributes:
         poll: The time between two checks of unfinished jobs (seconds or ``timedelta``); default: 2 seconds.
-        url, prefix, queue_hash_tag: The location of Redis, and how queues are named; default: bulltask's settings.
     """
 
     poll: Duration
-    url: str | SecretUrl
-    prefix: str
-    queue_hash_tag: bool
 
 
 def gather(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -40,64 +41,20 @@ from pyspark.sql.types import (
 
 from bulltask.config.config import Config
 from bulltask.config.parsers import choice
-from bulltask.config.urls import SecretUrl
 from bulltask.jobs import codec
 from bulltask.jobs.clock import Duration, mono_ms, to_ms
-from bulltask.jobs.errors import (
-    ConfigError,
-    DecodeError,
-    EncodeError,
-    InvalidNameError,
-    PayloadTooLargeError,
-    did_you_mean,
-)
+from bulltask.jobs.errors import ConfigError, DecodeError, EncodeError, InvalidNameError, PayloadTooLargeError
 from bulltask.jobs.job import JobOptions, NewJob, check_size
 from bulltask.jobs.names import bullmq_name, check_job_id, check_job_name, check_queue_name
 from bulltask.jobs.payloads import PayloadCodec
 from bulltask.queue.context import AddOptions, build_job
 from bulltask.spark.source.connection import broker_of, gc_paused
-from bulltask.spark.source.options import WriteOptions, broker_options, read_options
+from bulltask.spark.source.options import BrokerOptions, WriteOptions, broker_options, read_options
 from bulltask.transport.broker import Broker
 from bulltask.transport.scripts.add import IdempotentWrite, SendResult
 
-__all__ = [
-    "NUMBER",
-    "SINGLE_JOB_OPTIONS",
-    "WEEK",
-    "EnqueueResult",
-    "FileColumns",
-    "JobBuilder",
-    "JobsStreamWriter",
-    "JobsWriter",
-    "RowColumns",
-    "RowSender",
-    "SharedOptions",
-    "TaskCommit",
-    "WriteArguments",
-    "WriteCounts",
-    "check_option_names",
-    "check_write_id",
-    "derived_id",
-    "described",
-    "enqueue",
-    "enqueue_file",
-    "new_write_id",
-    "number_duplicates",
-    "resume_hint_on_error",
-    "row_policies",
-    "send_rows",
-    "standard_rows",
-    "vectorized_udf",
-    "with_json",
-    "write_id_of_batch",
-    "write_options",
-]
-
-
 NUMBER: Final = "bulltask_number"
 """The column that numbers equal rows."""
-
-SINGLE_JOB_OPTIONS: Final = ("job_id", "parent")
 
 _ROW: Final = "bulltask_row"
 """The column with the user's whole row, if invalid rows are collected."""
@@ -109,24 +66,8 @@ _MAX_LENGTH: Final = 200
 _FORBIDDEN: Final = re.compile(r"[\x00-\x20\x7f{}\ud800-\udfff]")
 
 
-@dataclass(frozen=True, slots=True)
-class RowColumns:
-    """The names of the columns with ids and queues; ``""`` if the rows do not have the column."""
-
-    id: str
-    queue: str
-
-
-@dataclass(frozen=True, slots=True)
-class SharedOptions:
-    """The options of all jobs of a write, checked once; ``timestamp_ms`` is ``None`` for the time of sending."""
-
-    options: JobOptions
-    timestamp_ms: int | None
-
-
-def check_columns(schema: StructType, *, queue: str | None, id_column: str | None) -> RowColumns:
-    """Check the schema before anything is written, and return the names of the id and queue columns.
+def check_columns(schema: StructType, *, queue: str | None, id_column: str | None) -> str:
+    """Check the schema before anything is written, and return the name of the column with the ids; ``""`` without ids.
 
     ``queue`` is ``None`` if a column contains the queues; the default of ``id_column`` is ``id``, if it exists.
 
@@ -135,8 +76,7 @@ def check_columns(schema: StructType, *, queue: str | None, id_column: str | Non
     """
     names = schema.fieldNames()
     id_name = id_column if id_column is not None else ("id" if "id" in names else "")
-    columns = RowColumns(id_name, "" if queue is not None else "queue")
-    known = [name for name in ("name", "data", columns.id, columns.queue) if name]
+    known = [name for name in ("name", "data", id_name, "queue" if queue is None else "") if name]
     columns_text = f"the rows have the columns {', '.join(names) or '(none)'}"
     for name in known:
         if name not in names:
@@ -158,20 +98,15 @@ def check_columns(schema: StructType, *, queue: str | None, id_column: str | Non
             f"{', '.join(known)}; put job data into the column 'data', as JSON. In SQL, insert into a view or table "
             "that declares only these columns"
         )
-    return columns
+    return id_name
 
 
-def check_job_options(options: Mapping[str, Any], config: Config) -> SharedOptions:
-    """Check the options of all jobs of a write before any job is built; an invalid one raises ``ConfigError``."""
-    if single := [name for name in SINGLE_JOB_OPTIONS if name in options]:
+def reject_single_job_options(options: Mapping[str, Any]) -> None:
+    """Raise ``ConfigError`` for an option that makes no sense for several jobs."""
+    if single := [name for name in ("job_id", "parent") if name in options]:
         raise ConfigError(
             f"[BULLTASK_OPTION_INVALID] {single[0]} applies to a single job, but these options are for all jobs"
         )
-    try:
-        sample = build_job("any", "any", None, options, config)
-    except TypeError as exc:
-        raise ConfigError(f"[BULLTASK_OPTION_INVALID] options of jobs: {exc}") from exc
-    return SharedOptions(sample.options, sample.timestamp_ms)
 
 
 class _IncompleteRowError(ConfigError):
@@ -180,69 +115,6 @@ class _IncompleteRowError(ConfigError):
 
 _ROW_ERRORS: Final = (_IncompleteRowError, InvalidNameError, DecodeError, EncodeError, PayloadTooLargeError)
 """The errors of a row; others concern the whole write."""
-
-
-def column_values(batch: pa.RecordBatch, columns: RowColumns) -> tuple[Iterable[Any], ...]:
-    """Return the checked columns of an Arrow batch in the order of :meth:`JobBuilder.build`'s arguments."""
-
-    def column(name: str, otherwise: object) -> Iterable[Any]:
-        return batch.column(name).to_pylist() if name in batch.schema.names else repeat(otherwise, batch.num_rows)
-
-    return (
-        column("name", None),
-        column("data", None),
-        column(columns.queue, None),
-        column(columns.id, None),
-        column(NUMBER, 0),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class JobBuilder:
-    """Builds the jobs of one write, like ``Queue.add``; ``queue`` is ``None`` if a column contains the queues."""
-
-    config: Config = field(repr=False)  # its URL may have a password
-    write_id: str
-    queue: str | None
-    shared: SharedOptions
-    has_ids: bool
-
-    def build(self, name: str | None, data: str | None, queue: str | None, job_id: str | None, number: int) -> NewJob:
-        """Build the job of a row; raise the errors of ``Queue.add``, or ``ConfigError`` for an incomplete row."""
-        if self.queue is not None:
-            queue = self.queue
-        if name is None or queue is None or (self.has_ids and job_id is None):
-            missing = "name" if name is None else "queue" if queue is None else "id"
-            raise _IncompleteRowError(
-                f"[BULLTASK_ROW_INCOMPLETE] a row has no {missing}: name={name!r:.80}, queue={queue!r:.80}, "
-                f"id={job_id!r:.80}, data={data!r:.200}"
-            )
-        wire_queue = _checked_names(queue, name, self.config.queue_hash_tag)
-        encoded = self._encoded_data(name, data, queue)
-        if self.has_ids:
-            new_id = check_job_id(cast(str, job_id))
-        else:
-            new_id = derived_id(self.write_id, wire_queue, name, encoded, number)
-        if (payloads := PayloadCodec(self.config)).encrypts(queue):  # after the id, because each encryption differs
-            encoded = payloads.dump_job_data(codec.decode(encoded), queue, name, f"the data of job {name}")
-        return NewJob(
-            queue, new_id, name, encoded, self.shared.options, timestamp_ms=self.shared.timestamp_ms, has_custom_id=True
-        )
-
-    def _encoded_data(self, name: str, data: str | None, queue: str) -> bytes:
-        """Return the data in normalized JSON, without spaces, so that equal data has the same encoding."""
-        try:
-            value = codec.decode(data, exact=True)
-        except (DecodeError, EncodeError) as exc:
-            kind, problem, text = type(exc), str(exc), data or ""
-            if text.startswith(_NOT_FINITE):
-                kind, text = EncodeError, text.removeprefix(_NOT_FINITE)
-                problem = "JSON does not support NaN and Infinity; with on_nan='null', null is sent instead"
-            raise kind(f"data of a row for job {name} in queue {queue}: {problem}; got {text!r:.80}") from exc
-        description = f"the data of job {name}"
-        encoded = codec.encode(value, what=description, limit=self.config.max_payload)
-        check_size(encoded, self.shared.options, self.config.max_payload, description)
-        return encoded
 
 
 @lru_cache(maxsize=1_000)
@@ -299,29 +171,33 @@ class TaskCommit(WriterCommitMessage):
     counts: WriteCounts
 
 
-class JobsWriter(DataSourceArrowWriter):
-    """Performs a batch write; without a write id, a new id is created."""
+class _Writer:
+    """What both writers have in common: Spark accepts the mode ``overwrite``, but a queue is never cleared."""
 
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
-        reject_overwrite(overwrite=overwrite)
+        if overwrite:
+            raise ConfigError(
+                "[BULLTASK_OVERWRITE] jobs are added to a queue and never replace existing jobs: "
+                "write with mode('append'), or with outputMode('append') or ('update') in a streaming query"
+            )
+        self._write_id = options.write_id
         self._sender = _row_sender(options, schema, options.job_opts, options.write_id or new_write_id())
+
+
+class JobsWriter(_Writer, DataSourceArrowWriter):
+    """Performs a batch write; without a write id, a new id is created."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Send the rows of a task."""
-        return TaskCommit(self._sender.builder.write_id, self._sender.send(iterator))
+        return TaskCommit(self._sender.write_id, self._sender.send(iterator))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Log that sent jobs are not removed, and how to resume. Spark calls this when it gives up on a task."""
-        _log_abort(self._sender.builder.write_id, messages)
+        _log_abort(self._sender.write_id, messages)
 
 
-class JobsStreamWriter(DataSourceStreamArrowWriter):
+class JobsStreamWriter(_Writer, DataSourceStreamArrowWriter):
     """Performs the writes of a streaming query; each batch is a separate write. A write id replaces the query's id."""
-
-    def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
-        reject_overwrite(overwrite=overwrite)
-        self._write_id = options.write_id
-        self._sender = _row_sender(options, schema, options.job_opts, options.write_id or "unused")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Send the rows of one task in a batch; raise ``ConfigError`` outside a task of a streaming query."""
@@ -337,22 +213,12 @@ class JobsStreamWriter(DataSourceStreamArrowWriter):
     def write_batch(self, iterator: Iterator[pa.RecordBatch], query: str, batch: str) -> TaskCommit:
         """Send the rows of one task, in the batch ``batch`` of the query ``query``."""
         write_id = write_id_of_batch(self._write_id or query, batch)
-        sender = replace(self._sender, builder=replace(self._sender.builder, write_id=write_id))
-        return TaskCommit(write_id, sender.send(iterator))
+        return TaskCommit(write_id, replace(self._sender, write_id=write_id).send(iterator))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Log that sent jobs are not removed, and how to resume. Spark calls this when it gives up on a task."""
         write_id = next((message.write_id for message in messages if isinstance(message, TaskCommit)), None)
         _log_abort(write_id or f"of batch {batchId}", messages)
-
-
-def reject_overwrite(*, overwrite: bool) -> None:
-    """Raise ``ConfigError`` for the mode ``overwrite``: Spark would accept it, but a queue is never cleared."""
-    if overwrite:
-        raise ConfigError(
-            "[BULLTASK_OVERWRITE] jobs are added to a queue and never replace existing jobs: "
-            "write with mode('append'), or with outputMode('append') or ('update') in a streaming query"
-        )
 
 
 def _log_abort(write_id: str, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -364,10 +230,23 @@ def _log_abort(write_id: str, messages: Sequence[WriterCommitMessage | None]) ->
 
 
 def _row_sender(options: WriteOptions, schema: StructType, job_opts: Mapping[str, Any], write_id: str) -> RowSender:
-    columns = check_columns(schema, queue=options.queue, id_column=options.id_column)
-    shared = check_job_options(job_opts, options.config)
-    builder = JobBuilder(options.config, check_write_id(write_id), options.queue, shared, bool(columns.id))
-    return RowSender(builder, columns, options.chunk_size, options.idempotency_ttl_ms if options.idempotent else None)
+    """Return the sender of a write, whose options and columns are checked before any job is built."""
+    id_column = check_columns(schema, queue=options.queue, id_column=options.id_column)
+    reject_single_job_options(job_opts)
+    try:
+        sample = build_job("any", "any", None, job_opts, options.config)
+    except TypeError as exc:
+        raise ConfigError(f"[BULLTASK_OPTION_INVALID] options of jobs: {exc}") from exc
+    return RowSender(
+        options.config,
+        check_write_id(write_id),
+        options.queue,
+        sample.options,
+        sample.timestamp_ms,
+        id_column,
+        options.chunk_size,
+        options.idempotency_ttl_ms if options.idempotent else None,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,16 +272,26 @@ class RejectedRow:
 
 @dataclass(frozen=True, slots=True)
 class RowSender:
-    """Sends the rows of a task. Spark serializes it for the executors, so it holds no connection.
+    """Makes jobs of the rows of a task, like ``Queue.add``, and sends them.
 
-    If ``idempotency_ttl_ms`` is ``None``, Redis does not keep the ids of added jobs, and every row counts as added. If
-    invalid rows are not collected, the first one raises its error.
+    Spark serializes it for the executors, so it holds no connection.
+
+    Attributes:
+        queue: The queue; ``None`` if the column ``queue`` contains the queues.
+        timestamp_ms: When the jobs were created; ``None`` for the time of sending.
+        id_column: The column with the jobs' ids; ``""`` to derive the ids from the rows.
+        idempotency_ttl_ms: How long Redis keeps the ids of added jobs; ``None``: not at all; every row counts as added.
+        collects_invalid: Whether an invalid row has a result; otherwise the first one raises its error.
     """
 
-    builder: JobBuilder
-    columns: RowColumns
-    chunk_size: int
-    idempotency_ttl_ms: int | None
+    config: Config = field(repr=False)  # its URL may have a password
+    write_id: str
+    queue: str | None
+    options: JobOptions
+    timestamp_ms: int | None
+    id_column: str = ""
+    chunk_size: int = 500
+    idempotency_ttl_ms: int | None = None
     collects_invalid: bool = False
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> WriteCounts:
@@ -420,50 +309,83 @@ class RowSender:
         because they may have run; retrying the write adds the missing ones. Every error has a note that says so
         (``[BULLTASK_WRITE_ABORTED]``).
         """
-        broker = broker_of(self.builder.config)
+        broker = broker_of(self.config)
         rows = unanswered = 0
         try:
             for batch in batches:
-                new_jobs = map(self._build, *column_values(batch, self.columns))
+                new_jobs = map(self._job_or_reason, *self._columns(batch))
                 results: list[SendResult | RejectedRow] = []
                 with gc_paused():
                     while built := list(islice(new_jobs, self.chunk_size)):
                         unanswered = len(built)
-                        results += self._send(broker, built)
+                        sent = iter(self._send(broker, [job for job in built if isinstance(job, NewJob)]))
+                        results += [job if isinstance(job, RejectedRow) else next(sent) for job in built]
                         rows, unanswered = rows + len(built), 0
                 yield results
         except Exception as exc:
             maybe = f", and perhaps some of the next {unanswered:,}" if unanswered else ""
             exc.add_note(
-                f"{resume_hint(self.builder.write_id)} This task had sent {rows:,} rows{maybe}; other tasks may have "
+                f"{resume_hint(self.write_id)} This task had sent {rows:,} rows{maybe}; other tasks may have "
                 "sent theirs."
             )
             raise
         finally:
             broker.close()
 
-    def _build(
+    def _columns(self, batch: pa.RecordBatch) -> Iterator[Iterable[Any]]:
+        """Yield the columns of an Arrow batch, in the order of `_job`'s arguments; a default for each that it lacks."""
+        for name, default in (("name", None), ("data", None), ("queue", None), (self.id_column, None), (NUMBER, 0)):
+            has_column = name in batch.schema.names
+            yield batch.column(name).to_pylist() if has_column else repeat(default, batch.num_rows)
+
+    def _job_or_reason(
         self, name: str | None, data: str | None, queue: str | None, job_id: str | None, number: int
     ) -> NewJob | RejectedRow:
         try:
-            return self.builder.build(name, data, queue, job_id, number)
+            return self._job(name, data, queue if self.queue is None else self.queue, job_id, number)
         except _ROW_ERRORS as exc:
             if not self.collects_invalid:
                 raise
             return RejectedRow(str(exc))
 
-    def _send(self, broker: Broker, built: Sequence[NewJob | RejectedRow]) -> Iterable[SendResult | RejectedRow]:
-        jobs = [job for job in built if isinstance(job, NewJob)]
-        results = self._send_jobs(broker, jobs) if jobs else []
-        if len(jobs) == len(built):
-            return results
-        sent = iter(results)
-        return [job if isinstance(job, RejectedRow) else next(sent) for job in built]
+    def _job(self, name: str | None, data: str | None, queue: str | None, job_id: str | None, number: int) -> NewJob:
+        if name is None or queue is None or (self.id_column and job_id is None):
+            missing = "name" if name is None else "queue" if queue is None else "id"
+            raise _IncompleteRowError(
+                f"[BULLTASK_ROW_INCOMPLETE] a row has no {missing}: name={name!r:.80}, queue={queue!r:.80}, "
+                f"id={job_id!r:.80}, data={data!r:.200}"
+            )
+        wire_queue = _checked_names(queue, name, self.config.queue_hash_tag)
+        encoded = self._encoded_data(name, data, queue)
+        if self.id_column:
+            new_id = check_job_id(cast(str, job_id))
+        else:
+            new_id = derived_id(self.write_id, wire_queue, name, encoded, number)
+        if (payloads := PayloadCodec(self.config)).encrypts(queue):  # after the id, because each encryption differs
+            encoded = payloads.dump_job_data(codec.decode(encoded), queue, name, f"the data of job {name}")
+        return NewJob(queue, new_id, name, encoded, self.options, timestamp_ms=self.timestamp_ms, has_custom_id=True)
 
-    def _send_jobs(self, broker: Broker, jobs: list[NewJob]) -> list[SendResult]:
+    def _encoded_data(self, name: str, data: str | None, queue: str) -> bytes:
+        """Return the data in normalized JSON, without spaces, so that equal data has the same encoding."""
+        try:
+            value = codec.decode(data, exact=True)
+        except (DecodeError, EncodeError) as exc:
+            kind, problem, text = type(exc), str(exc), data or ""
+            if text.startswith(_NOT_FINITE):
+                kind, text = EncodeError, text.removeprefix(_NOT_FINITE)
+                problem = "JSON does not support NaN and Infinity; with on_nan='null', null is sent instead"
+            raise kind(f"data of a row for job {name} in queue {queue}: {problem}; got {text!r:.80}") from exc
+        description = f"the data of job {name}"
+        encoded = codec.encode(value, what=description, limit=self.config.max_payload)
+        check_size(encoded, self.options, self.config.max_payload, description)
+        return encoded
+
+    def _send(self, broker: Broker, jobs: list[NewJob]) -> list[SendResult]:
+        if not jobs:
+            return []
         if self.idempotency_ttl_ms is None:
             return [SendResult(job_id, "added") for job_id in broker.producer.send(jobs)]
-        return broker.producer.send_once(jobs, IdempotentWrite(self.builder.write_id, self.idempotency_ttl_ms))
+        return broker.producer.send_once(jobs, IdempotentWrite(self.write_id, self.idempotency_ttl_ms))
 
 
 def resume_hint(write_id: str) -> str:
@@ -478,32 +400,34 @@ def resume_hint(write_id: str) -> str:
 SEND_RESULT: Final = StructType([StructField(name, StringType()) for name in ("id", "status", "reason")])
 """A row's result: the id of its job, and ``added`` or ``duplicate``; or ``rejected`` and the reason."""
 
-STATUSES: Final = ("added", "duplicate", "rejected")
-
 WEEK: Final = timedelta(days=7)
 
 
-class WriteArguments(TypedDict, total=False):
-    """The common arguments of all functions that send rows as jobs.
+class SendOptions(TypedDict, total=False):
+    """The common arguments of ``enqueue``, ``enqueue_stream`` and ``map_dataframe``.
 
     Attributes:
-        opts: The options of every job, as for ``Queue.add``.
         write_id: Makes the write safe to retry: the same rows with the same id add no job twice. Default: a new id.
         chunk_size: The number of jobs in one round trip to Redis; default: 500.
         idempotency_ttl: How long Redis keeps the ids of added jobs, counted from the last job; default: 7 days.
-        on_nan: What to do with NaN and Infinity in ``data``, which JSON does not support: the row is invalid
-            (``error``, the default), or they are sent as null (``null``).
-        url, prefix, queue_hash_tag: The location of Redis, and how queues are named; default: bulltask's settings.
+        on_nan: What to do with NaN and Infinity, which JSON does not support: the row is invalid (``error``, the
+            default), or they are sent as null (``null``).
     """
 
-    opts: AddOptions
     write_id: str
     chunk_size: int
     idempotency_ttl: Duration
     on_nan: Literal["error", "null"]
-    url: str | SecretUrl
-    prefix: str
-    queue_hash_tag: bool
+
+
+class WriteArguments(SendOptions, BrokerOptions, total=False):
+    """Further arguments of ``enqueue`` and ``enqueue_stream``: also those of `SendOptions` and `BrokerOptions`.
+
+    Attributes:
+        opts: The options of every job, as for ``Queue.add``.
+    """
+
+    opts: AddOptions
 
 
 class EnqueueOptions(WriteArguments, total=False):
@@ -606,18 +530,19 @@ def enqueue(
     sent = send_rows(sender)(F.struct(*(column for column in rows.columns if column != _ROW)))
     results = rows.select(F.spark_partition_id().alias("part"), sent.alias("sent"), *[F.col(_ROW)][:collect])
     rejected_rows = None
-    text = f"bulltask: enqueue rows in queue {queue}, write {write_id}"
-    with resume_hint_on_error(sender), described(df.sparkSession, text):
+    with sending(sender, df.sparkSession, f"enqueue rows in queue {queue}"):
         if collect:
             results = results.localCheckpoint()  # so that counting them and looking at them sends nothing again
             rejected = results.where("sent.status = 'rejected'")
             rejected_rows = rejected.select(f"{_ROW}.*", F.col("sent.reason").alias("rejected_reason"))
         counts = results.select("part", "sent.status").groupBy("part", "status").count().collect()
-    rows_of = {status: sum(row["count"] for row in counts if row["status"] == status) for status in STATUSES}
+    rows_of = Counter[str]()
+    for row in counts:
+        rows_of[row["status"]] += row["count"]
     return EnqueueResult(
         write_id,
         queue,
-        rows=sum(rows_of.values()),
+        rows=rows_of.total(),
         added=rows_of["added"],
         duplicates=rows_of["duplicate"],
         seconds=(mono_ms() - start_ms) / 1000,
@@ -631,7 +556,7 @@ def check_option_names(given: Mapping[str, object], kind: type) -> None:
     """Raise ``TypeError`` for an option that the ``TypedDict`` does not have."""
     known = kind.__annotations__  # a TypedDict includes inherited names
     if unknown := sorted(set(given) - set(known)):
-        raise TypeError(f"unknown option {unknown[0]!r}; known options are {', '.join(known)}")
+        raise TypeError(f"unknown option {unknown[0]!r}; known options are {', '.join(sorted(known))}")
 
 
 def send_rows(sender: RowSender) -> Callable[[Column], Column]:
@@ -668,12 +593,16 @@ _DESCRIPTION: Final = "spark.job.description"
 
 
 @contextmanager
-def resume_hint_on_error(sender: RowSender) -> Iterator[None]:
-    """Add the resume hint to every error: errors from tasks have it, but the error for a lost executor does not."""
+def sending(sender: RowSender, spark: SparkSession, text: str) -> Iterator[None]:
+    """Describe the jobs of Spark that send rows meanwhile, and add the resume hint to every error.
+
+    Errors from tasks have the hint already, but the error for a lost executor does not.
+    """
     try:
-        yield
+        with described(spark, f"bulltask: {text}, write {sender.write_id}"):
+            yield
     except Exception as exc:
-        exc.add_note(resume_hint(sender.builder.write_id))
+        exc.add_note(resume_hint(sender.write_id))
         raise
 
 
@@ -717,7 +646,7 @@ _JSON_OPTIONS: Final = {
 def with_json(rows: DataFrame, name: str, on_nan: str) -> DataFrame:
     """Return the rows with the values of one column as JSON: nulls as ``null``, decimals as strings.
 
-    If ``on_nan`` is not ``null``, a value with NaN or Infinity becomes a text that :class:`JobBuilder` rejects.
+    If ``on_nan`` is not ``null``, a value with NaN or Infinity becomes a text that :class:`RowSender` rejects.
     """
     column, kind = F.col(name), rows.schema[name].dataType
     leaves = set(map(type, _leaves(kind)))
@@ -766,8 +695,7 @@ def _converted(value: Column, kind: DataType, convert: Callable[[Column, type[Da
 
 def number_duplicates(rows: DataFrame, columns: Sequence[str], mode: str) -> DataFrame:
     """Number rows that are equal in these columns to keep them, or raise ``ConfigError`` if there are any."""
-    if mode not in {"collapse", "keep", "error"}:
-        raise ConfigError(f"on_duplicate_rows must be collapse, keep or error, not {mode!r}")
+    choice("collapse", "keep", "error")(mode, "on_duplicate_rows")
     if mode == "keep":
         if "id" in columns:
             raise ConfigError("on_duplicate_rows='keep' cannot be used with job_id, which sets the ids")
@@ -792,38 +720,6 @@ def write_options(queue: str, arguments: WriteArguments) -> dict[str, str]:
     }
     write_id = arguments.get("write_id")
     return options if write_id is None else {**options, "writeId": write_id}
-
-
-@dataclass(frozen=True, slots=True)
-class FileColumns:
-    """How a file's columns are used: for jobs' data, names unless all have the same ``name``, and ids, if any."""
-
-    data: Sequence[str]
-    name: str | None = None
-    name_column: str | None = None
-    id_column: str | None = None
-
-
-def enqueue_file(
-    spark: SparkSession, path: str, queue: str, names: FileColumns, **options: Unpack[EnqueueOptions]
-) -> EnqueueResult:
-    """Add a job for each distinct row of a Parquet file or a directory of them, with the options of ``enqueue``.
-
-    A column that does not exist raises ``ConfigError``.
-    """
-    rows = spark.read.parquet(path)
-    for column in (*names.data, names.name_column, names.id_column):
-        if column is not None and column not in rows.columns:
-            hint = did_you_mean(column, rows.columns)
-            raise ConfigError(f"{path} has no column {column!r}{hint}; it has {', '.join(rows.columns)}")
-    return enqueue(
-        rows,
-        queue,
-        name=F.col(names.name_column) if names.name_column is not None else str(names.name),
-        data=list(names.data),
-        job_id=None if names.id_column is None else F.col(names.id_column).cast("string"),
-        **options,
-    )
 
 
 def vectorized_udf(

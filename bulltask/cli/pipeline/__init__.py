@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import click
@@ -19,23 +19,9 @@ from bulltask import embedded
 from bulltask.cli.app_loader import load_app_or_broker
 from bulltask.cli.groups import LazyGroup
 from bulltask.cli.options import redis_options
+from bulltask.config.config import Config
 from bulltask.config.parsers import parse_names
-from bulltask.config.urls import SecretUrl
 from bulltask.jobs.errors import MissingExtraError
-
-__all__ = [
-    "COMMANDS",
-    "EXIT_LOST",
-    "EXIT_LOST_FAIL",
-    "QueueSource",
-    "brokers_option",
-    "open_session",
-    "pipeline",
-    "source_of",
-    "source_options",
-    "sources_of",
-    "spark_options",
-]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -84,25 +70,24 @@ def pipeline() -> None:
 
 @dataclass(frozen=True, slots=True)
 class QueueSource:
-    """The location of the queues (comma-separated names in the app, or ``*``): options, or bulltask's settings."""
+    """Queues (comma-separated names in the app, or ``*``), and the settings with their location."""
 
     queues: str
-    url: SecretUrl
-    prefix: str
-    hash_tag: bool
+    config: Config
     broker: str = ""
 
     @property
     def options(self) -> dict[str, str]:
         """The options of ``format("bulltask")``."""
-        tag = str(self.hash_tag).lower()
-        location = {"url": self.url.get_secret_value(), "prefix": self.prefix, "queueHashTag": tag}
-        return {"queue": self.queues, **location} | ({"broker": self.broker} if self.broker else {})
+        from bulltask.spark.source.options import broker_options  # noqa: PLC0415 - slow
+
+        return {"queue": self.queues, **broker_options({**self.keywords, "broker": self.broker})}
 
     @property
     def keywords(self) -> dict[str, Any]:
         """The server and the form of its keys, for the functions of :mod:`bulltask.spark`."""
-        return {"url": self.url, "prefix": self.prefix, "queue_hash_tag": self.hash_tag}
+        config = self.config
+        return {"url": config.broker_url, "prefix": config.prefix, "queue_hash_tag": config.queue_hash_tag}
 
 
 def source_options(function: F) -> F:
@@ -113,12 +98,12 @@ def source_options(function: F) -> F:
     return redis_options(queues(function))
 
 
-def source_of(ctx: click.Context, options: Mapping[str, Any]) -> QueueSource:
+def source_of(options: Mapping[str, Any]) -> QueueSource:
     """Return the location of the queues from the values of :func:`source_options` or ``redis_options``."""
-    app = load_app_or_broker(ctx, options)
+    app = load_app_or_broker(click.get_current_context(), options)
     config = app.conf.freeze()
     url = embedded.resolve_url(config.broker_url, app._directory)
-    return QueueSource(options.get("queues", "*"), url, config.prefix, config.queue_hash_tag)
+    return QueueSource(options.get("queues", "*"), replace(config, broker_url=url))
 
 
 def brokers_option(function: F) -> F:
@@ -132,21 +117,18 @@ def brokers_option(function: F) -> F:
     )(function)
 
 
-def sources_of(ctx: click.Context, options: Mapping[str, Any]) -> list[QueueSource]:
+def sources_of(options: Mapping[str, Any]) -> list[QueueSource]:
     """Return the location of the queues of each broker in ``--brokers``; without it, as :func:`source_of` does."""
     if not (names := parse_names(options["brokers"] or "", "--brokers")):
-        return [source_of(ctx, options)]
-    before: dict[str, Any] = ctx.obj or {}
+        return [source_of(options)]
+    before: dict[str, Any] = click.get_current_context().obj or {}
     if any(given.get(name) for given in (options, before) for name in ("app", "broker")):
         raise click.UsageError("--brokers cannot be used with --broker or --app: their URLs are environment variables")
     from bulltask.spark.source.options import config_of  # noqa: PLC0415 - slow
 
     given = {"prefix": options["prefix"], "queue_hash_tag": options["hash_tag"]}
-    configs = {name: config_of({**given, "broker": name}) for name in names}
-    return [
-        QueueSource(options.get("queues", "*"), config.broker_url, config.prefix, config.queue_hash_tag, name)
-        for name, config in configs.items()
-    ]
+    queues = options.get("queues", "*")
+    return [QueueSource(queues, config_of({**given, "broker": name}), name) for name in names]
 
 
 def spark_options(function: F) -> F:

@@ -6,15 +6,14 @@ copy jobs to the lake; ``replay``, ``enqueue`` and ``gather`` add jobs to queues
 
 from __future__ import annotations
 
-import shutil
+import re
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from os import environ
@@ -39,7 +38,7 @@ from bulltask.cli.pipeline import (
 from bulltask.cli.terminal import as_table, echo, in_one_line, print_json
 from bulltask.config.parsers import parse_names
 from bulltask.jobs.clock import mono_ms
-from bulltask.jobs.errors import BulltaskError, LakeError
+from bulltask.jobs.errors import BulltaskError, LakeError, did_you_mean
 from bulltask.lake.formatting import pluralize
 from bulltask.lake.records import to_json
 from bulltask.lake.status import describe_losses, retention_examples
@@ -53,23 +52,13 @@ if TYPE_CHECKING:
     from bulltask.spark import Pipeline
     from bulltask.spark.replay import ReplayResult
 
-__all__ = [
-    "backfill_command",
-    "doctor_command",
-    "enqueue_command",
-    "gather_command",
-    "replay_command",
-    "run_command",
-    "snapshot_command",
-    "status_command",
-]
-
 _POLL_S: Final = 0.25
 
 _RESTART_MS: Final = 10_000
 """When a broker's query that has failed starts again, while those of other brokers go on."""
 
-_TRACEBACK: Final = "Traceback (most recent call last):"
+_EXCEPTION: Final = re.compile(r"^.*Traceback \(most recent call last\):\n(?:(?:[ \t].*)?\n)*(.+)", re.MULTILINE)
+"""A traceback, and its exception: the first line that is not indented."""
 
 
 @click.command("run", short_help="Record the events of queues in the bronze and silver tables.")
@@ -115,14 +104,7 @@ _TRACEBACK: Final = "Traceback (most recent call last):"
 @brokers_option
 @spark_options
 @click.pass_context
-def run_command(
-    ctx: click.Context,
-    /,
-    *,
-    lake: Lake,
-    once: bool,
-    **options: Any,
-) -> None:
+def run_command(ctx: click.Context, /, *, lake: Lake, once: bool, **options: Any) -> None:
     """Record the events of queues in the bronze and silver tables of the lake, each event exactly once.
 
     With --brokers, each broker has its own batches. If one is down, the others go on, and its events are recorded
@@ -134,7 +116,7 @@ def run_command(
     Exit codes: 0 (no events were lost), 1 (an error), 3 (events were lost, and the gaps are recorded in bronze.gaps), 4
     (events were lost, and --on-loss is fail).
     """
-    sources = sources_of(ctx, options)
+    sources = sources_of(options)
     spark = open_session(options)
     # After the session has been opened, as Spark installs its own handler for INT.
     with _stop_signals() as stop:
@@ -190,23 +172,19 @@ def _stop_signals() -> Iterator[threading.Semaphore]:
 
 
 class _Run:
-    """The run of one broker's pipeline.
+    """The run of one broker's pipeline: ``once``, or until ``stop`` is released, which stops the runs of all brokers.
 
-    Args:
-        pipeline: The pipeline.
-        stop: Whoever releases it stops the runs of all brokers.
-        once: Whether the run ends when it has recorded the currently available events.
-        restarts: Whether a query that has failed starts again.
+    With ``restarts``, a query that has failed starts again.
     """
 
     def __init__(self, pipeline: Pipeline, stop: threading.Semaphore, *, once: bool, restarts: bool) -> None:
-        from bulltask.lake.ledger import last_record  # noqa: PLC0415 - slow
+        from bulltask.lake.ledger import BatchRecord, last_record  # noqa: PLC0415 - slow
 
         self.label = f"{pipeline.lake.broker}: " if pipeline.lake.broker else ""
         self._pipeline = pipeline
         self._stop = stop
         self._restarts = restarts
-        self._head = partial(last_record, pipeline.lake)
+        self._head: Callable[[], BatchRecord] = lambda: last_record(pipeline.lake) or BatchRecord()
         self._before = self._shown = self._head()
         self._restart_ms: int | None = None
         self._query = pipeline.run(available_now=once)
@@ -248,7 +226,7 @@ class _Run:
 
     def _print_new(self) -> None:
         head = self._head()
-        if head is not None and (self._shown is None or head.number != self._shown.number):
+        if head.number != self._shown.number:
             self._shown = head
             click.echo(f"{self.label}{_batch_line(head)}", err=True)
 
@@ -271,27 +249,13 @@ def _first_line(text: str) -> str:
     """Return the most informative line: bulltask's error with its code, or else the exception of a traceback."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line[line.index("[BULLTASK_") :] for line in lines if "[BULLTASK_" in line]
-    return (errors or _exceptions(text)[-1:] or lines or ["the pipeline has failed"])[0]
+    exceptions = [line.removeprefix("bulltask.errors.") for line in _EXCEPTION.findall(text)]
+    return (errors or exceptions[-1:] or lines or ["the pipeline has failed"])[0]
 
 
-def _exceptions(text: str) -> list[str]:
-    """Return the exceptions of all tracebacks: the first line of each that is not indented."""
-    exceptions, in_traceback = [], False
-    for line in text.split("\n"):
-        if line.endswith(_TRACEBACK):
-            in_traceback = True
-        elif in_traceback and line and line[0] not in " \t":
-            exceptions.append(line.removeprefix("bulltask.errors."))
-            in_traceback = False
-    return exceptions
-
-
-def _losses(head: BatchRecord | None) -> tuple[int, int]:
+def _losses(head: BatchRecord) -> tuple[int, int]:
     """Return the number of events ever lost, as far as it is known, and the number of gaps."""
-    return (0, 0) if head is None else (sum(head.lost.values()), sum(head.gaps.values()))
-
-
-_SKIP_REASON_WIDTH: Final = 1_000
+    return sum(head.lost.values()), sum(head.gaps.values())
 
 
 @click.command("status", short_help="Show how far the lake lags behind the queues.")
@@ -299,15 +263,14 @@ _SKIP_REASON_WIDTH: Final = 1_000
 @source_options
 @brokers_option
 @json_option
-@click.pass_context
-def status_command(ctx: click.Context, /, *, lake: Lake, as_json: bool, **options: Any) -> None:
+def status_command(*, lake: Lake, as_json: bool, **options: Any) -> None:
     """Show how far the lake lags behind the queues, and the time until Redis trims unread events (headroom).
 
     Does not require Java.
     """
     from bulltask.spark.source.streams import pipeline_status  # noqa: PLC0415 - slow
 
-    sources = sources_of(ctx, options)
+    sources = sources_of(options)
     statuses = [pipeline_status(lake.of_broker(source.broker), source.options) for source in sources]
     if as_json:
         values = to_json(statuses)
@@ -351,9 +314,7 @@ def _skipped_queue_lines(skipped: Sequence[SkippedQueue]) -> Iterator[str]:
     """Yield the lines that list skipped queues."""
     if skipped:
         yield f"\n{pluralize(len(skipped), 'queue')} skipped and not recorded:"
-        yield from (
-            f"  {in_one_line(queue.queue)}: {in_one_line(queue.reason, _SKIP_REASON_WIDTH)}" for queue in skipped
-        )
+        yield from (f"  {in_one_line(queue.queue)}: {in_one_line(queue.reason, 1_000)}" for queue in skipped)
 
 
 def _status_row(queue: QueueStatus) -> tuple[str, ...]:
@@ -381,11 +342,11 @@ _PACKAGES: Final = ("pyspark", "pyarrow", "numpy", "hiredis")
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """A required program or package: its version, ``None`` if missing, and how to fix it, ``""`` if it is fine."""
+    """A required program or package: its version, ``None`` if missing, and how to fix it, ``None`` if it is fine."""
 
     name: str
     version: str | None
-    advice: str
+    advice: str | None
 
 
 @click.command("doctor", short_help="Check the installation, Redis, and the retention of event streams.")
@@ -423,7 +384,7 @@ def doctor_command(
         click.echo(_sizes())
         return
     need = RetentionNeed(trigger, batch_duration, outage)
-    source = source_of(ctx, options)
+    source = source_of(options)
     requirements = [_java(), *map(_package, _PACKAGES)]
     redis, streams, skipped = _check_redis(source)
     requirements.append(redis)
@@ -455,28 +416,26 @@ def _diagnosis(
 
 def _java() -> Requirement:
     home = environ.get("JAVA_HOME")
-    program = str(Path(home, "bin", "java")) if home else shutil.which("java")
-    advice = "install a JRE, 17 or newer, or set JAVA_HOME to one"
-    if program is None:
-        return Requirement("java", None, advice)
+    program = str(Path(home, "bin", "java")) if home else "java"
     try:
         output = subprocess.run([program, "-version"], capture_output=True, text=True, check=True, timeout=60).stderr  # noqa: S603 - the user's Java
+        found = output.split('"')[1] if '"' in output else output.strip()
     except (OSError, subprocess.SubprocessError):
-        return Requirement("java", None, advice)
-    return _check_version("java", output.split('"')[1] if '"' in output else output.strip(), advice)
+        found = None
+    return _check_version("java", found, "install a JRE, 17 or newer, or set JAVA_HOME to one")
 
 
 def _package(name: str) -> Requirement:
-    advice = "pip install 'bulltask[spark]'"
-    try:
-        return _check_version(name, version(name), advice)
-    except PackageNotFoundError:
-        return Requirement(name, None, advice)
+    found = None
+    with suppress(PackageNotFoundError):
+        found = version(name)
+    return _check_version(name, found, "pip install 'bulltask[spark]'")
 
 
-def _check_version(name: str, installed: str, advice: str) -> Requirement:
-    numbers = tuple(int(number) for number in installed.split("+", maxsplit=1)[0].split(".") if number.isdecimal())
-    return Requirement(name, installed, "" if numbers >= _MIN_VERSIONS[name] else advice)
+def _check_version(name: str, installed: str | None, advice: str) -> Requirement:
+    numbers = (installed or "").split("+", maxsplit=1)[0].split(".")
+    is_enough = tuple(int(number) for number in numbers if number.isdecimal()) >= _MIN_VERSIONS[name]
+    return Requirement(name, installed, None if is_enough else advice)
 
 
 def _check_redis(source: QueueSource) -> tuple[Requirement, list[StreamRetention], Sequence[SkippedQueue]]:
@@ -495,7 +454,7 @@ def _check_redis(source: QueueSource) -> tuple[Requirement, list[StreamRetention
     advice = "before Redis 7.0, losses are detected but cannot be counted: use Redis 7 or Valkey"
     counted = all(state is None or state.added is not None for _, _, state in observed.streams)
     if server_version == "unknown":
-        redis = Requirement("redis", server_version, "" if counted else advice)
+        redis = Requirement("redis", server_version, None if counted else advice)
     else:
         redis = _check_version("redis", server_version, advice)
     return redis, [stream for _, stream, _ in observed.streams], observed.skipped
@@ -507,9 +466,7 @@ def _doctor_json(
     return {
         "ok": ok,
         "required_s": need.seconds,
-        "requirements": [
-            {"name": item.name, "version": item.version, "advice": item.advice or None} for item in requirements
-        ],
+        "requirements": to_json(requirements),
         "queues": [
             {
                 "queue": stream.queue,
@@ -531,8 +488,8 @@ def _doctor_lines(
     yield as_table(
         ("", "found", "needed", ""),
         [
-            (item.name, item.version or "missing", ">= " + ".".join(map(str, _MIN_VERSIONS[item.name])), item.advice)
-            for item in requirements
+            (it.name, it.version or "missing", f">= {'.'.join(map(str, _MIN_VERSIONS[it.name]))}", it.advice or "")
+            for it in requirements
         ],
     )
     formula = "max(2 x (trigger + batch duration), outage)"
@@ -588,14 +545,13 @@ def _sizes() -> str:
 @click.option("--since", type=moment, metavar="TIME", help="Only jobs that finished at this time (UTC) or later.")
 @brokers_option
 @spark_options
-@click.pass_context
-def snapshot_command(ctx: click.Context, /, *, lake: Lake, states: str, since: datetime | None, **options: Any) -> None:
+def snapshot_command(*, lake: Lake, states: str, since: datetime | None, **options: Any) -> None:
     """Copy finished jobs that are in Redis to bronze.jobs, with their data, options and stack traces. --states selects
     jobs in other states.
 
     'replay' and 'backfill' use these copies for jobs that Redis has since removed.
     """
-    sources = sources_of(ctx, options)
+    sources = sources_of(options)
     spark = open_session(options)
     from bulltask.spark.repair import snapshot  # noqa: PLC0415 - slow
 
@@ -613,15 +569,14 @@ def snapshot_command(ctx: click.Context, /, *, lake: Lake, states: str, since: d
 @click.option("--until", type=moment, metavar="TIME", required=True, help="Only gaps that begin before this time.")
 @brokers_option
 @spark_options
-@click.pass_context
-def backfill_command(ctx: click.Context, /, *, lake: Lake, since: datetime, until: datetime, **options: Any) -> None:
+def backfill_command(*, lake: Lake, since: datetime, until: datetime, **options: Any) -> None:
     """Fill gaps in the silver tables with jobs from Redis and from snapshots.
 
     A gap is a range of lost events; 'gaps' lists them. Jobs that finished in a gap are added with their last attempt
     only. Jobs that are neither in Redis nor in a snapshot cannot be added. Running the command again never adds
     a job twice.
     """
-    sources = sources_of(ctx, options)
+    sources = sources_of(options)
     if until <= since:
         raise click.UsageError("--until must be later than --since")
     lake.check()  # check before starting a JVM
@@ -641,9 +596,6 @@ def backfill_command(ctx: click.Context, /, *, lake: Lake, since: datetime, unti
             )
 
 
-_CELL_WIDTH = 60
-
-
 @click.command("replay", short_help="Send finished jobs again.")
 @lake_option(extra="spark")
 @redis_options
@@ -653,17 +605,8 @@ _CELL_WIDTH = 60
 @click.option("--yes", is_flag=True, help="Send the jobs.")
 @brokers_option
 @spark_options
-@click.pass_context
 def replay_command(
-    ctx: click.Context,
-    /,
-    *,
-    lake: Lake,
-    condition: str,
-    queue: str | None,
-    limit: int | None,
-    yes: bool,
-    **options: Any,
+    *, lake: Lake, condition: str, queue: str | None, limit: int | None, yes: bool, **options: Any
 ) -> None:
     """Send finished jobs again, with the same name, data and options but new ids. Without --yes, only list them.
 
@@ -672,7 +615,7 @@ def replay_command(
 
     Example: --where "name = 'charge' and state = 'failed' and finished_at >= '2026-11-21 14:00'"
     """
-    sources = sources_of(ctx, options)
+    sources = sources_of(options)
     lake.check()  # check before starting a JVM
     spark = open_session(options)
     from bulltask.spark.replay import ReplaySelection, replay  # noqa: PLC0415 - slow
@@ -695,7 +638,7 @@ def _show_replay(result: ReplayResult) -> None:
         click.echo(f"Skipped, because neither Redis nor a snapshot has their data: {result.unknown:,}, {named}")
     if result.sample:
         heads = ("queue", "job_id", "name", "state", "failed_reason", "data")
-        rows = [[in_one_line(str(row[name] or ""), _CELL_WIDTH) for name in heads] for row in result.sample]
+        rows = [[in_one_line(str(row[name] or ""), 60) for name in heads] for row in result.sample]
         click.echo("\n" + as_table(heads, rows))
     if result.dry_run:
         click.echo("\nDry run: nothing was sent. Run the command again with --yes to send these jobs.")
@@ -726,10 +669,7 @@ def _show_replay(result: ReplayResult) -> None:
     "is an error).",
 )
 @spark_options
-@click.pass_context
 def enqueue_command(
-    ctx: click.Context,
-    /,
     *,
     file: str,
     queue: str,
@@ -750,14 +690,20 @@ def enqueue_command(
     """
     if (name is None) == (name_col is None):
         raise click.UsageError("pass either --name or --name-col")
-    source, write_id = source_of(ctx, options), options["write_id"]
+    source, write_id = source_of(options), options["write_id"]
     spark = open_session(options)
-    from bulltask.spark.sink import FileColumns, enqueue_file  # noqa: PLC0415 - slow
+    from bulltask.spark import enqueue  # noqa: PLC0415 - slow
 
-    names = FileColumns(parse_names(data_cols, "--data-cols"), name, name_col, id_col)
+    rows, data = spark.read.parquet(file), parse_names(data_cols, "--data-cols")
+    for column in filter(None, (*data, name_col, id_col)):
+        if column not in rows.columns:
+            hint = did_you_mean(column, rows.columns)
+            raise click.ClickException(f"{file} has no column {column!r}{hint}; it has {', '.join(rows.columns)}")
     given: Any = {"on_nan": options["on_nan"], "on_invalid_rows": "error" if rejected is None else "collect"}
     given |= {} if write_id is None else {"write_id": write_id}
-    result = enqueue_file(spark, file, queue, names, **source.keywords, **given)
+    names = str(name) if name_col is None else rows[name_col]
+    ids = None if id_col is None else rows[id_col].cast("string")
+    result = enqueue(rows, queue, name=names, data=data, job_id=ids, **source.keywords, **given)
     if rejected is not None and result.rejected_rows is not None and result.rejected:
         result.rejected_rows.write.mode("append").parquet(rejected)
         click.echo(f"{pluralize(result.rejected, 'invalid row')} in {rejected}; see the column rejected_reason")
@@ -776,14 +722,13 @@ def enqueue_command(
     "--wait", default="0", show_default=False, text="How long to wait for unfinished jobs (default: do not wait)."
 )
 @spark_options
-@click.pass_context
-def gather_command(ctx: click.Context, /, *, write_id: str, queue: str, out: str, wait: float, **options: Any) -> None:
+def gather_command(*, write_id: str, queue: str, out: str, wait: float, **options: Any) -> None:
     """Write the results of an 'enqueue' to Parquet. WRITE_ID is the id that 'enqueue' printed.
 
     There is a row for each job, with id, state, return_value, failed_reason and finished_at. The state is completed,
     failed, unfinished, or missing if Redis no longer has the job.
     """
-    source = source_of(ctx, options)
+    source = source_of(options)
     spark = open_session(options)
     from bulltask.spark import EnqueueResult, gather  # noqa: PLC0415 - slow
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from bulltask.lake.report.sections import ReportTable
     from bulltask.lake.storage import Lake
 
-__all__ = ["build_command", "forget_command", "gaps_command", "maintain_command", "migrate_command", "report_command"]
-
 
 @click.command("build", short_help="Build the silver or gold tables of the given days.")
 @click.argument("layer", type=click.Choice(["silver", "gold"]))
@@ -148,20 +146,17 @@ def forget_command(
 
     Example: --table bronze.jobs --where "data LIKE '%ada@example.com%'"
     """
-    from bulltask.lake.maintenance import JobKey, forget, jobs_where, jobs_with_id  # noqa: PLC0415 - slow
+    from bulltask.lake.maintenance import forget, jobs_where, jobs_with_id  # noqa: PLC0415 - slow
     from bulltask.lake.tables import find_tables  # noqa: PLC0415 - slow
 
     if bool(job_ids) == bool(where):
         raise click.UsageError("give either --job or --where")
     lake.check()
-    jobs: set[JobKey] = set()
     if where:
         (table,) = find_tables([table_name])
         jobs = jobs_where(lake, table, where)
     else:
-        table = JOBS
-        for job_id in job_ids:
-            jobs |= jobs_with_id(lake, job_id, queue)
+        table, jobs = JOBS, {job for job_id in job_ids for job in jobs_with_id(lake, job_id, queue)}
     results = forget(lake, jobs, last=table, reason=reason, dry_run=not yes) if jobs else []
     if as_json:
         print_json({"dry_run": not yes, "jobs": len(jobs), "tables": to_json(results)})
@@ -264,15 +259,9 @@ def gaps_command(
         _show(
             ("queue", "lost events", "reason", "last event before", "first event after", "jobs backfilled"),
             (
-                (
-                    gap.queue,
-                    f"{'' if gap.exact else '>= '}{gap.lost:,}",
-                    gap.loss_reason,
-                    gap.last_at_before,
-                    gap.first_at_after,
-                    gap.backfilled_jobs,
-                )
+                (gap.queue, lost, gap.loss_reason, gap.last_at_before, gap.first_at_after, gap.backfilled_jobs)
                 for gap in gap_rows
+                for lost in [f"{'' if gap.exact else '>= '}{gap.lost:,}"]
             ),
         )
         click.echo(f"\n{pluralize(len(gap_rows), 'gap')}, {pluralize(sum(gap.lost for gap in gap_rows), 'event')} lost")

@@ -116,7 +116,7 @@ def test_map_dataframe_with_a_write_id_sends_jobs_once(
         (["value", "nothing"], {}, TypeError, r"columns value, nothing: .*half\(value.*'nothing'"),
         (["by"], {}, TypeError, r"missing a required argument: 'value'"),
         ("value", {}, ConfigError, r"\['value'\], not 'value'"),
-        (["value"], {"timeout": 5}, TypeError, "unknown option 'timeout'; known options are wait"),
+        (["value"], {"timeout": 5}, TypeError, "unknown option 'timeout'; known options are chunk_size"),
         (["value"], {"options": {"job_id": "a"}}, ConfigError, "job_id applies to a single job"),
         (["value"], {"options": {"countdowm": 1}}, TypeError, "countdowm"),
         (["value"], {"options": {"remove_on_complete": True}}, ConfigError, "half keeps no results"),

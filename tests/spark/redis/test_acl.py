@@ -14,13 +14,14 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from bulltask.errors import BrokerAuthError
 from bulltask.queue import Queue
-from bulltask.spark.acl import READER, WRITER, Grants
+from bulltask.spark.acl import READER, WRITER
 from bulltask.spark.connector import BulltaskSource
 from bulltask.spark.results import JobLookup
 from bulltask.spark.sink import JobsWriter
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import EventsOptions, WriteOptions, read_options
 from bulltask.spark.source.streams import observe_streams
+from bulltask.transport.permissions import Grants
 from bulltask.transport.scripts.add import scan_added_ids
 from tests.conftest import ServerFactory
 from tests.support.fake_query import FakeQuery

@@ -10,9 +10,10 @@ import pytest
 from bulltask.errors import BrokerAuthError
 from bulltask.jobs.job import JobOptions, NewJob
 from bulltask.queue import Queue
-from bulltask.spark.acl import READER, WRITER, Grants
+from bulltask.spark.acl import READER, WRITER
 from bulltask.spark.source.connection import Connection, broker_of
 from bulltask.spark.source.options import WriteOptions, read_options
+from bulltask.transport.permissions import Grants
 from bulltask.transport.scripts.add import IdempotentWrite
 from bulltask.transport.scripts.queue import state_size
 from tests.support.certificates import Certificates
