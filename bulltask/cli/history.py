@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from bulltask.lake.records import JobRecord
     from bulltask.lake.storage import Lake
 
-__all__ = ["history"]
-
 _REASON_WIDTH = 80
 
 

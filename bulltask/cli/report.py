@@ -30,8 +30,6 @@ from bulltask.transport.operation import run_sync
 from bulltask.transport.scripts.queue import QueueFigures, get_meta
 from bulltask.transport.workers import WorkerState, read_workers
 
-__all__ = ["report"]
-
 _PACKAGES: Final = (
     *("bulltask", "redis", "hiredis", "click", "msgpack", "uuid-utils"),
     *("django", "sqlalchemy", "pydantic", "pyarrow", "pyspark", "celery"),

@@ -10,8 +10,6 @@ from typing import Final
 
 from bulltask.transport.permissions import Grants
 
-__all__ = ["READER", "WRITER", "Grants"]
-
 READER: Final = Grants(
     "%R~",
     (
