@@ -109,13 +109,6 @@ def maintain(
     return [work.on(table, (keep or {}).get(table)) for table in TABLES.values() if lake.open(table) is not None]
 
 
-def _opened(lake: Lake, table: Table) -> Snapshot:
-    """Return the latest version of a table that exists."""
-    snapshot = lake.open(table)
-    assert snapshot is not None
-    return snapshot
-
-
 def _rewrite(since: Snapshot, lake: Lake, new: Sequence[DataFile], replaced: Sequence[DataFile], **more: Any) -> None:
     """Replace files of a snapshot; if another process was faster, delete the new ones and raise ``LakeInUseError``."""
     try:
@@ -140,7 +133,7 @@ class _Work:
         done = Maintenance(table.full_name)
         if keep is not None:
             self._expire(table, f"{self.today - timedelta(keep - 1)}", done)
-        for day in _opened(self.lake, table).partitions:
+        for day in self.lake.existing(table).partitions:
             self._merge(table, day, done)
         if not self.dry_run:
             self.lake.write_checkpoint(table)
@@ -148,7 +141,7 @@ class _Work:
         return done
 
     def _expire(self, table: Table, first: str, done: Maintenance) -> None:
-        snapshot = _opened(self.lake, table)
+        snapshot = self.lake.existing(table)
         days = [day for day in snapshot.partitions if day < first]
         files = snapshot.files(days)
         if files and not self.dry_run:
@@ -160,7 +153,7 @@ class _Work:
         """Merge the small files of a day; of a past day of silver, merge all files if any is small."""
         is_past = day < f"{self.today}"
         for tries_left in reversed(range(_TRIES)):
-            snapshot = _opened(self.lake, table)
+            snapshot = self.lake.existing(table)
             kept = _kept_files(self.lakes) if table is EVENTS else ()
             files = [file for file in snapshot.files([day]) if file.path not in kept]
             small = [file for file in files if file.size < self.target / 2]
@@ -202,7 +195,7 @@ def _kept_files(lakes: Iterable[Lake]) -> set[str]:
         file["path"]
         for lake in lakes
         if (number := _unfinished_batch(lake)) is not None
-        for stored in _opened(lake, EVENTS).metadata()
+        for stored in lake.existing(EVENTS).metadata()
         if stored.get("number") == number
         for file in stored["part"]["files"]
     }
@@ -271,7 +264,7 @@ def jobs_with_id(lake: Lake, job_id: str, queue: str | None = None) -> set[JobKe
     found = set[str]()
     for one, table in _tables(lake.of_all_brokers(), JOBS):
         if table is not ERRORS_DAY:
-            dataset = dataset_of(one, table, _opened(one, table).files())
+            dataset = dataset_of(one, table, one.existing(table).files())
             rows = dataset.to_table(["queue"], ds.field(_id_column(table)) == job_id)
             found.update(pc.unique(rows["queue"]).to_pylist())
     queues = found if queue is None else found & {queue}
@@ -355,7 +348,7 @@ def _id_column(table: Table) -> str:
 
 def _remove(lake: Lake, table: Table, jobs: Collection[JobKey]) -> Forgotten:
     """Rewrite the files with rows of the jobs, and delete all files of earlier versions."""
-    snapshot = _opened(lake, table)
+    snapshot = lake.existing(table)
     replaced: list[DataFile] = []
     new: list[DataFile] = []
     removed = 0
@@ -377,7 +370,7 @@ def _remove(lake: Lake, table: Table, jobs: Collection[JobKey]) -> Forgotten:
 def _matches(lake: Lake, table: Table, jobs: Collection[JobKey]) -> Iterator[tuple[DataFile, Any, int]]:
     """Yield each file with rows of the jobs, its other rows, and the number of those to remove."""
     wanted, ids = set(jobs), sorted({job_id for _, job_id in jobs})
-    column, files = _id_column(table), _opened(lake, table).files()
+    column, files = _id_column(table), lake.existing(table).files()
     for file in files if table is ERRORS_DAY else files_with(files, column, ids):
         dataset = dataset_of(lake, table, [file])
         if table is not ERRORS_DAY and not dataset.count_rows(filter=ds.field(column).isin(ids)):

@@ -117,23 +117,13 @@ class TableReader:
             files = self._files_of_jobs(table, files_with(files, id_column, job_ids), terms[-1])
         return reduce(self._batches(table, files, fold(and_, terms) if terms else None, columns))
 
-    def rows(
-        self,
-        table: Table,
-        days: Iterable[date] | None = None,
-        *,
-        where: Any = None,
-        columns: Sequence[str] | None = None,
-        queue: str | None = None,
-        job_ids: Collection[str] | None = None,
-    ) -> list[dict[str, Any]]:
-        """Return rows as :meth:`scan` reads them; by default those of all days."""
+    def rows(self, table: Table, days: Iterable[date] | None = None, **filters: Any) -> list[dict[str, Any]]:
+        """Return rows as :meth:`scan` reads them, with the same filters; by default those of all days."""
 
         def collect(batches: Iterator[Any]) -> list[dict[str, Any]]:
             return [row for batch in batches for row in batch.to_pylist()]
 
-        all_days = self.days(table) if days is None else days
-        return self.scan(table, all_days, collect, where=where, columns=columns, queue=queue, job_ids=job_ids)
+        return self.scan(table, self.days(table) if days is None else days, collect, **filters)
 
     def count(self, table: Table, days: Iterable[date], queue: str | None = None) -> int:
         """Return the number of rows in some days, without reading them if possible; some may be superseded."""

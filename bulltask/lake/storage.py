@@ -166,7 +166,6 @@ class Lake:
         self.is_migrating = False
         self._claim: int | None = None
         self._opening = threading.Lock()  # threads of the dashboard share a lake
-        self._handles: dict[str, DeltaTable] = {}
         self._snapshots: dict[str, Snapshot] = {}
 
     def __repr__(self) -> str:
@@ -232,23 +231,29 @@ class Lake:
             LakeError: The table's log cannot be read, or the lake has an old layout.
         """
         with self._opening:
+            known = self._snapshots.get(table.full_name)
             try:
-                if (handle := self._handles.get(table.full_name)) is None:
+                if known is None:
                     handle = DeltaTable(self.location(table), storage_options=self._options or None)
-                    self._handles[table.full_name] = handle
                 else:
+                    handle = known.handle
                     handle.update_incremental()
             except TableNotFoundError:
-                self._handles.pop(table.full_name, None)
+                self._snapshots.pop(table.full_name, None)
                 self.check_layout()  # files beside those of the old layout would be lost when it is converted
                 return None
             except (DeltaError, OSError) as exc:
                 raise LakeError(f"{self.location(table)} cannot be read: {exc}") from exc
-            known = self._snapshots.get(table.full_name)
             if known is None or known.version != handle.version():
                 known = Snapshot(table, handle, self._options, self._batches)
                 self._snapshots[table.full_name] = known
             return known
+
+    def existing(self, table: Table) -> Snapshot:
+        """Return the latest version of a table that exists."""
+        snapshot = self.open(table)
+        assert snapshot is not None
+        return snapshot
 
     def create(self, table: Table) -> Snapshot:
         """Return the latest version of a table, which is created if it does not exist."""
@@ -271,9 +276,7 @@ class Lake:
                 },
                 storage_options=self._options or None,
             )
-        created = self.open(table)
-        assert created is not None
-        return created
+        return self.existing(table)
 
     def claim(self) -> Self:
         """Become the only writer of the broker's batches: the next commit of any earlier one fails. Return this object.
@@ -284,8 +287,8 @@ class Lake:
         number: int | None = None
         for table in (*_CLAIMED, self.open_events):
             while True:
-                current, handle = self.create(table), self._handles[table.full_name]
-                last = _number(handle, self._claims)
+                current = self.create(table)
+                last = _number(current.handle, self._claims)
                 number = last + 1 if number is None or table is _CLAIMED[0] else number
                 if number <= last:
                     raise self.taken_over_error()
@@ -293,15 +296,16 @@ class Lake:
                 record = current.last_metadata() if table in {EVENTS, self.open_events} else None
                 properties = self._properties(None, None, number, record)
                 with suppress(CommitFailedError):  # another process has committed a batch, or a claim
-                    handle.create_write_transaction([], "append", arrow_schema(table), commit_properties=properties)
+                    schema = arrow_schema(table)
+                    current.handle.create_write_transaction([], "append", schema, commit_properties=properties)
                     break
         self._claim = number
         return self
 
     def check_claim(self) -> None:
         """Raise ``LakeInUseError`` if another process has claimed the lake since :meth:`claim` was called."""
-        if self._claim is not None and self.open(EVENTS) is not None:
-            self._claim_of(EVENTS)
+        if self._claim is not None and (current := self.open(EVENTS)) is not None:
+            self._claim_of(current)
 
     def location(self, table: Table) -> str:
         """Return the path or URL of a table's directory."""
@@ -359,11 +363,12 @@ class Lake:
                 the lake.
             LakeError: A file is not in the driver's directory, or a rewrite would drop columns of a newer version.
         """
-        current, claim = self.create(table), self._claim_of(table)
+        current = self.create(table)
+        claim = self._claim_of(current)
         if batch is not None and current.batch >= batch:
             return False
         self._check_written(table, files)
-        self._add_columns(table, self._handles[table.full_name], is_rewrite=since is not None)
+        self._add_columns(current, is_rewrite=since is not None)
         now_ms = int(time() * 1000)
         actions: list[AddAction | RemoveAction] = [_add(table, file, now_ms) for file in files]
         actions += [_remove(table, file, now_ms) for file in replaced]
@@ -371,7 +376,7 @@ class Lake:
             try:
                 if since is not None and current.rewrites != since.rewrites:
                     raise self._conflict(table)
-                self._handles[table.full_name].create_write_transaction(
+                current.handle.create_write_transaction(
                     actions,
                     mode="append",
                     schema=arrow_schema(table),
@@ -380,7 +385,8 @@ class Lake:
                 )
             except CommitFailedError as exc:
                 # For delta-rs, adding files conflicts with any removal of files, such as that of a compaction.
-                current, claim = self.create(table), self._claim_of(table)
+                current = self.create(table)
+                claim = self._claim_of(current)
                 if not tries_left or _is_overtaken(current, batch, replaced):
                     raise self._conflict(table) from exc
             else:
@@ -396,9 +402,8 @@ class Lake:
 
     def delete_unnamed(self, table: Table) -> None:
         """Delete files of writes that were killed more than a day ago."""
-        if self.open(table) is not None:
-            handle = self._handles[table.full_name]
-            for path in handle.vacuum(24, enforce_retention_duration=False, full=True):
+        if (snapshot := self.open(table)) is not None:
+            for path in snapshot.handle.vacuum(24, enforce_retention_duration=False, full=True):
                 self.delete(table, [DataFile(path, 0, "", 0, {}, {})])
 
     def find(self, table: Table, columns: Sequence[str], where: str) -> Any:
@@ -407,8 +412,7 @@ class Lake:
         Raises:
             ConfigError: The condition is invalid.
         """
-        assert self.open(table) is not None
-        query = QueryBuilder().register("t", self._handles[table.full_name])
+        query = QueryBuilder().register("t", self.existing(table).handle)
         try:
             return pa.table(query.execute(f"SELECT {', '.join(columns)} FROM t WHERE {where}").read_all())  # noqa: S608
         except DeltaError as exc:
@@ -429,38 +433,36 @@ class Lake:
                 of writes that have not been committed yet.
             dry_run: Only count them.
         """
-        assert self.open(table) is not None
         hours = None if older_than is None else int(older_than / timedelta(hours=1))
-        deleted = self._handles[table.full_name].vacuum(
+        deleted = self.existing(table).handle.vacuum(
             hours, dry_run=dry_run, enforce_retention_duration=hours is None, full=never_committed
         )
         return len(deleted)
 
     def write_checkpoint(self, table: Table) -> None:
         """Write a checkpoint of an existing table's log, so that readers need not read every commit."""
-        assert self.open(table) is not None
-        self._handles[table.full_name].create_checkpoint()
+        self.existing(table).handle.create_checkpoint()
 
     def shorten_log(self, table: Table, first: int) -> None:
         """Delete the log of versions before ``first``, whose statistics have values of rows, such as ids."""
         self.write_checkpoint(table)
-        system, last = self.files, self._handles[table.full_name].version()
+        system, last = self.files, self.existing(table).version
         for entry in system.get_file_info(FileSelector(f"{table.layer}/{table.name}/_delta_log")):
             if match := _LOG_FILE.match(entry.base_name):
                 kept_from = last if match[2] == "checkpoint" else min(first, last)
                 if int(match[1]) < kept_from:
                     system.delete_file(entry.path)
 
-    def _add_columns(self, table: Table, handle: DeltaTable, *, is_rewrite: bool) -> None:
+    def _add_columns(self, current: Snapshot, *, is_rewrite: bool) -> None:
         """Add the columns to a table that it lacks because an older version of bulltask created it."""
-        schema, stored = arrow_schema(table), {field.name for field in handle.schema().fields}
+        schema, stored = arrow_schema(current.table), {field.name for field in current.handle.schema().fields}
         if is_rewrite and (unknown := stored - set(schema.names)):
             raise LakeError(
-                f"{self.location(table)} has columns of a newer version of bulltask, which would be lost: "
+                f"{self.location(current.table)} has columns of a newer version of bulltask, which would be lost: "
                 f"{', '.join(sorted(unknown))}; nothing was written: use that version"
             )
         if missing := [field for field in schema if field.name not in stored]:
-            handle.alter.add_columns(list(Schema.from_arrow(pa.schema(missing)).fields))
+            current.handle.alter.add_columns(list(Schema.from_arrow(pa.schema(missing)).fields))
 
     def _check_written(self, table: Table, files: Iterable[DataFile]) -> None:
         """Check that the driver has the files: an executor may have another directory at the lake's path."""
@@ -484,10 +486,10 @@ class Lake:
             "only one of them run at a time; the next run continues after the lake's last event"
         )
 
-    def _claim_of(self, table: Table) -> int | None:
+    def _claim_of(self, current: Snapshot) -> int | None:
         """Return the claim that commits of a table carry, if it is one of a claimed lake; check that it is the last."""
-        claim = self._claim if table in {*_CLAIMED, self.open_events} else None
-        if claim is not None and claim < _number(self._handles[table.full_name], self._claims):
+        claim = self._claim if current.table in {*_CLAIMED, self.open_events} else None
+        if claim is not None and claim < _number(current.handle, self._claims):
             raise self.taken_over_error()
         return claim
 
@@ -515,14 +517,14 @@ class Snapshot:
         self.batch = _number(handle, pipeline)
         self.rewrites = _number(handle, _REWRITES)
         self._pipeline = pipeline
-        self._handle = handle
+        self.handle = handle  # which later snapshots share: it may be at a later version
         self._options = dict(options)
 
     @cached_property
     def _actions(self) -> Any:
         """The log's entries of the files, as an Arrow table."""
-        handle = self._handle
-        if handle.version() != self.version:  # it has been updated for a later snapshot
+        handle = self.handle
+        if handle.version() != self.version:
             handle = DeltaTable(handle.table_uri, version=self.version, storage_options=self._options or None)
         return pa.table(handle.get_add_actions())
 
@@ -563,7 +565,7 @@ class Snapshot:
         seen = 0
         # The last commit is usually enough, and each takes a third of a millisecond.
         for limit in (1, 20, None):
-            entries = self._handle.history(limit)
+            entries = self.handle.history(limit)
             for entry in entries[seen:]:
                 if (stored := entry.get(self._pipeline)) is not None:
                     yield json.loads(stored)

@@ -102,12 +102,12 @@ def test_the_pipelines_record_stays_the_last_one(lake: LakeBuilder) -> None:
     state = Lake(lake.root).open(OPEN_EVENTS)
     assert state is not None
     assert (last_record(Lake(lake.root)), state.batch) == (before, 1)
-    newest = state._handle.history(4)
+    newest = state.handle.history(4)
     assert any("bulltask" in entry for entry in newest), "the log of this table is kept for a few hours only"
     forget(lake.lake, {("mail", "nobody")})
     later = Lake(lake.root).open(OPEN_EVENTS)
     assert later is not None
-    newest = later._handle.history(later.version - state.version)
+    newest = later.handle.history(later.version - state.version)
     assert any("bulltask" in entry for entry in newest), "a vacuum may make the log drop old commits"
 
 
