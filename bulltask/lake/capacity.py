@@ -183,7 +183,11 @@ def recommend(
     peak = max(minutes.values(), key=lambda minute: (minute.busy_ms, minute.at))
     load = peak.load(peak_factor)
     concurrency = min_slots(load, max_wait_s, target)
-    estimates = _estimates(load, concurrency, max_wait_s)
+    numbers = range(max(concurrency - _NEIGHBORS, 1), concurrency + _NEIGHBORS + 1)
+    estimates = tuple(
+        Estimate(number, 1 - load.late_fraction(number, max_wait_s), min(load.busy_slots / number, 1.0))
+        for number in numbers
+    )
     reasoning = [
         *_explain_load(peak, len(minutes), load, peak_factor),
         *_explain_estimates(estimates, concurrency, max_wait_s, load),
@@ -249,11 +253,6 @@ def _minutes(rows: list[Row], tasks: Mapping[tuple[Any, Any], _Task]) -> dict[da
         minute.busy_ms += attempts * task.mean_ms
         minute.squares += attempts * (task.variance + task.mean_ms**2)
     return minutes
-
-
-def _estimates(load: Load, concurrency: int, max_wait_s: float) -> tuple[Estimate, ...]:
-    numbers = range(max(concurrency - _NEIGHBORS, 1), concurrency + _NEIGHBORS + 1)
-    return tuple(Estimate(n, 1 - load.late_fraction(n, max_wait_s), min(load.busy_slots / n, 1.0)) for n in numbers)
 
 
 def _explain_load(peak: _Minute, minutes: int, load: Load, factor: float) -> list[str]:

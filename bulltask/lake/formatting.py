@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -123,10 +122,6 @@ def _money(value: Decimal | float) -> str:
     return f"{amount:,.2f}" if abs(amount) >= 0.1 else f"{amount:.2g}" if abs(amount) >= 0.0001 else f"{amount:.6f}"
 
 
-def _time(value: datetime) -> str:
-    return f"{value:%Y-%m-%d %H:%M:%S}"
-
-
 _FORMATTERS: Final[Mapping[Unit, Callable[[Any], str]]] = {
     Unit.TEXT: lambda value: one_line(str(value)),
     Unit.NAME: lambda value: shorten(one_line(str(value))),
@@ -137,6 +132,6 @@ _FORMATTERS: Final[Mapping[Unit, Callable[[Any], str]]] = {
     Unit.SECONDS: lambda value: _duration(value * 1_000),
     Unit.FRACTION: _fraction,
     Unit.MONEY: _money,
-    Unit.TIME: _time,
+    Unit.TIME: lambda value: f"{value:%Y-%m-%d %H:%M:%S}",
     Unit.FLAG: lambda value: "yes" if value else "no",
 }

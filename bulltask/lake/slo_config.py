@@ -153,17 +153,17 @@ def read_slo_config(path: str | Path) -> SLOConfig:
 def _objectives(entries: Any) -> list[Objective]:
     if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
         raise ConfigError("objectives must be tables: write [[objective]], with two brackets")
-    return [_objective(entry, f"objective {number}") for number, entry in enumerate(entries, 1)]
-
-
-def _objective(entry: Mapping[str, Any], name: str) -> Objective:
-    _check_names(entry, [field.name for field in fields(Objective)], f"{name}: ")
-    if missing := {"metric", "threshold", "target"} - entry.keys():
-        raise ConfigError(f"{name}: {', '.join(sorted(missing))} is missing")
-    try:
-        return Objective(**entry)
-    except ConfigError as exc:
-        raise ConfigError(f"{name}: {exc}") from exc
+    objectives = []
+    for number, entry in enumerate(entries, 1):
+        name = f"objective {number}"
+        _check_names(entry, [field.name for field in fields(Objective)], f"{name}: ")
+        if missing := {"metric", "threshold", "target"} - entry.keys():
+            raise ConfigError(f"{name}: {', '.join(sorted(missing))} is missing")
+        try:
+            objectives.append(Objective(**entry))
+        except ConfigError as exc:
+            raise ConfigError(f"{name}: {exc}") from exc
+    return objectives
 
 
 def _check_names(entries: Mapping[str, Any], names: Iterable[str], where: str = "") -> None:

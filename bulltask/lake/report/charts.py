@@ -64,18 +64,13 @@ def percentiles(
     ]
 
 
-def busy(data: ReportData, axis: Axis, aggregates: Sequence[QueueAggregate]) -> list[Series]:
-    """Return the number of busy slots of each queue."""
-    return _by_queue(data, axis, aggregates, "busy_slots", axis.step)
-
-
 def backlog(data: ReportData, axis: Axis, aggregates: Sequence[QueueAggregate]) -> list[Series]:
     """Return how much each queue has grown since the start of the axis, up to its first lost event.
 
     After the first lost event the backlog is unknown: a job whose *added* event was lost would only count when it
     finishes.
     """
-    lines = _by_queue(data, axis, aggregates, "backlog_delta", 1)
+    lines = queue_lines(data, axis, aggregates, "backlog_delta", 1)
     known_points, incomplete = [axis.points] * len(lines), incomplete_minutes(data)
     for index, aggregate in enumerate(aggregates):
         line = min(index, len(lines) - 1)  # the last line may combine several queues
@@ -87,9 +82,10 @@ def backlog(data: ReportData, axis: Axis, aggregates: Sequence[QueueAggregate]) 
     return lines
 
 
-def _by_queue(
+def queue_lines(
     data: ReportData, axis: Axis, aggregates: Sequence[QueueAggregate], column: str, divisor: int
 ) -> list[Series]:
+    """Return a column of ``gold.capacity_minute`` over time, divided, for each queue."""
     has_rest = len(aggregates) > MAX_SERIES
     shown = [aggregate.queue for aggregate in aggregates[: MAX_SERIES - 1 if has_rest else MAX_SERIES]]
     lines = {queue: Series(shorten(queue), [0.0] * axis.points) for queue in shown}

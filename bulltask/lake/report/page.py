@@ -16,7 +16,7 @@ from bulltask.lake.capacity import Estimate
 from bulltask.lake.formatting import Unit, format_value, one_line, pluralize, shorten
 from bulltask.lake.reader import GapRow, TableReader, check_queues, known_queues, normalize_queue
 from bulltask.lake.report import sections
-from bulltask.lake.report.charts import Chart, backlog, bands, busy, percentiles, ranges, rates
+from bulltask.lake.report.charts import Chart, backlog, bands, percentiles, queue_lines, ranges, rates
 from bulltask.lake.report.data import (
     Axis,
     Period,
@@ -136,7 +136,10 @@ def make_report(lake: Lake, period: Period, *, created_at: datetime | None = Non
         ConfigError: The target is out of range, or the lake has no data for a queue.
     """
     if period.queues:
-        period = _with_lake_names(lake, period)
+        known = known_queues(TableReader(lake), TASK_MINUTE, CAPACITY_MINUTE)
+        names = tuple(normalize_queue(queue, known) for queue in period.queues)
+        check_queues(lake.root, names, known)
+        period = replace(period, queues=names)
     data = ReportData(lake, period)
     recommendations = sections.recommend_concurrency(*busiest_day(lake, data), **target)
     build = f"bulltask pipeline build gold --lake {shlex.quote(lake.root)} --days {period}"
@@ -214,7 +217,7 @@ def _charts(
         "wait": ("Wait for a worker, p95", "ms", percentiles(data.waits, axis, names, 0.95, others=others > 0)),
         "run": ("Run time, p95", "ms", percentiles(data.runs, axis, names, 0.95, others=others > 0)),
         "requeues": ("Attempts per minute", "", rates(data, axis, ("requeued", "stalled"))),
-        "busy": ("Busy slots", "slots", busy(data, axis, queues)),
+        "busy": ("Busy slots", "slots", queue_lines(data, axis, queues, "busy_slots", axis.step)),
         "backlog": ("Backlog since the start", "jobs", backlog(data, axis, queues)),
     }
     charts = {}
@@ -223,14 +226,6 @@ def _charts(
         if any(values) or (values and name == "throughput"):
             charts[name] = Chart(title, unit, axis, lines, lost)
     return charts
-
-
-def _with_lake_names(lake: Lake, period: Period) -> Period:
-    """Return the period with its queues named as in the lake."""
-    known = known_queues(TableReader(lake), TASK_MINUTE, CAPACITY_MINUTE)
-    names = tuple(normalize_queue(queue, known) for queue in period.queues)
-    check_queues(lake.root, names, known)
-    return replace(period, queues=names)
 
 
 MAX_ROWS: Final = 20
