@@ -45,7 +45,16 @@ STATES: Final = (
 """The states in ``silver.jobs``."""
 
 
-class JobFilter(TypedDict, total=False):
+class StatsFilter(TypedDict, total=False):
+    """The filters of statistics; the keys are those of :class:`bulltask.lake.history.JobFilter`."""
+
+    queue: str | None
+    name: str | None
+    since: datetime | date | None
+    until: datetime | date | None
+
+
+class JobFilter(StatsFilter, total=False):
     """The filters of a search. Omitted filters and ``None`` match all jobs.
 
     Keys:
@@ -62,22 +71,9 @@ class JobFilter(TypedDict, total=False):
     """
 
     id: str | None
-    name: str | None
     state: str | None
-    queue: str | None
-    since: datetime | date | None
-    until: datetime | date | None
     text: str | None
     error_fingerprint: str | None
-
-
-class StatsFilter(TypedDict, total=False):
-    """The filters of statistics; the keys are those of :class:`bulltask.lake.history.JobFilter`."""
-
-    queue: str | None
-    name: str | None
-    since: datetime | date | None
-    until: datetime | date | None
 
 
 class SearchPosition(NamedTuple):

@@ -54,12 +54,7 @@ def _pairs(histogram: Histogram | Iterable[tuple[int, int]] | None) -> Iterable[
 
 
 def percentile(counts: Histogram, quantile: float) -> int | None:
-    """Return a percentile in milliseconds, within 1%; ``None`` for an empty histogram.
-
-    Args:
-        counts: The histogram.
-        quantile: 0 to 1; 0.95 for the 95th percentile.
-    """
+    """Return a percentile in milliseconds, within 1%; ``None`` for an empty histogram. ``quantile`` is 0 to 1."""
     rank, seen = math.ceil(quantile * sum(counts.values())), 0
     for bucket, count in sorted(counts.items()):
         seen += count

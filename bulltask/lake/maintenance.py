@@ -88,7 +88,6 @@ def maintain(
     """Remove the days that are older than a table is kept, merge small files, and delete files that are not needed.
 
     Args:
-        lake: The lake.
         keep: How many days each table is kept, including today; default: all are kept forever.
         target_mb: The size of merged files in megabytes.
         today: The current day (UTC).
@@ -297,8 +296,6 @@ def forget(
     after all others. What was done is recorded in the table ``_pipeline/forgotten``, without the jobs' ids.
 
     Args:
-        lake: The lake.
-        jobs: The jobs.
         last: The table by whose rows the jobs were found.
         reason: A text for the record, such as the number of a request.
         dry_run: Only count the rows.

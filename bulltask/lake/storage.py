@@ -315,7 +315,6 @@ class Lake:
         """Write rows to new files, one for each value of the partition; a commit adds them to the table.
 
         Args:
-            table: The table.
             rows: A ``pyarrow.Table`` with the columns of :func:`arrow_schema`, in any order.
             prefix: How the files' names begin.
         """
@@ -348,7 +347,6 @@ class Lake:
         """Add files to a table in one commit, which creates the table if needed.
 
         Args:
-            table: The table.
             files: New files, from :meth:`write`.
             batch: The number of the batch that the commit belongs to.
             metadata: JSON values, which :meth:`Snapshot.last_metadata` returns.

@@ -22,7 +22,6 @@ from bulltask.lake.report.data import (
     ReportData,
     by_queue,
     by_task,
-    incomplete_minutes,
 )
 from bulltask.lake.report.page import notes
 from bulltask.lake.storage import Lake
@@ -266,7 +265,7 @@ def gap(after: str | None, first: str | None, detected: str, **values: Any) -> d
 def test_minutes_incomplete_in_both_gaps_and_gold_are_counted_once(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:01", complete=False), task_minute("10:07", complete=False)])
     lake.gaps([gap("22 10:00", "22 10:02", "22 10:03")])
-    incomplete = incomplete_minutes(ReportData(lake.lake, DAY))
+    incomplete = ReportData(lake.lake, DAY).incomplete
     begin = int(at("2026-11-22 10:00").timestamp()) // 60
     assert {queue: sorted(minutes) for queue, minutes in incomplete.items()} == {
         "mail": [begin, begin + 1, begin + 2, begin + 7]
@@ -290,7 +289,7 @@ def test_only_the_minutes_of_a_gap_on_the_reported_day_count(
 ) -> None:
     lake.gold("task_minute", [task_minute("10:00", finished=1)]).gaps([gap(*times)])
     data = ReportData(lake.lake, DAY)
-    assert sum(map(len, incomplete_minutes(data).values())) == minutes
+    assert sum(map(len, data.incomplete.values())) == minutes
     assert len(data.gaps) == (minutes > 0)
 
 

@@ -23,7 +23,6 @@ from bulltask.lake.report.data import (
     ReportData,
     TaskAggregate,
     aggregated,
-    incomplete_minutes,
     sums,
 )
 
@@ -71,10 +70,11 @@ def backlog(data: ReportData, axis: Axis, aggregates: Sequence[QueueAggregate]) 
     finishes.
     """
     lines = queue_lines(data, axis, aggregates, "backlog_delta", 1)
-    known_points, incomplete = [axis.points] * len(lines), incomplete_minutes(data)
+    known_points = [axis.points] * len(lines)
     for index, aggregate in enumerate(aggregates):
         line = min(index, len(lines) - 1)  # the last line may combine several queues
-        first_lost = min((axis.index(minute) for minute in incomplete.get(aggregate.queue, ())), default=axis.points)
+        lost = data.incomplete.get(aggregate.queue, ())
+        first_lost = min(map(axis.index, lost), default=axis.points)
         known_points[line] = min(known_points[line], max(first_lost, 0))
     for series, points in zip(lines, known_points, strict=True):
         sums = accumulate(value or 0 for value in series.values[:points])

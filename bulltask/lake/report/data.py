@@ -19,7 +19,7 @@ import pyarrow.dataset as ds
 from bulltask.jobs.errors import ConfigError
 from bulltask.lake.formatting import Unit, shorten
 from bulltask.lake.log_histogram import Histogram, merge_histograms, percentile
-from bulltask.lake.reader import TableReader, find_gaps, half_built_days
+from bulltask.lake.reader import GapRow, TableReader, find_gaps, half_built_days
 from bulltask.lake.storage import Lake, arrow_schema
 from bulltask.lake.tables import ATTEMPTS, CAPACITY_MINUTE, COST_DAY, ERRORS_DAY, EVENTS, SLO_DAY, TASK_MINUTE, Table
 
@@ -165,7 +165,7 @@ class ReportData:
         slos: Rows of gold.slo_day.
         costs: Rows of gold.cost_day.
         gaps: Gaps that overlap the period.
-        incomplete: The incomplete minutes of each queue.
+        incomplete: The minutes of each queue that are incomplete in gold or overlap a gap.
         unbuilt: Days with events but without gold tables, or with some of an earlier build because the last was killed.
         day_range: The first and the last day in the lake; ``None`` if it is empty.
         built_at: When the gold tables of the last day were written; ``None`` if there are none.
@@ -177,7 +177,6 @@ class ReportData:
         step = axis.step if axis else 1
         self.period = period
         self.axis = axis
-        self.incomplete = incomplete
         self.tasks = _over_time(reader, TASK_MINUTE, period, step, ["queue", "name"], sums(*_TASK_SUMS))
         self.shown = _shown(self.tasks)
         waits, runs = _histograms(reader, period, step, self.shown)
@@ -188,6 +187,7 @@ class ReportData:
         self.slos = _rows(reader, SLO_DAY, period)
         self.costs = _rows(reader, COST_DAY, period)
         self.gaps = find_gaps(lake, since=period.span[0], until=period.span[1], queues=period.queues or None)
+        self.incomplete = _with_gaps(incomplete, self.gaps, period)
         with_events, built = {*reader.days(EVENTS), *reader.days(ATTEMPTS)}, {*reader.days(TASK_MINUTE)}
         self.unbuilt = [day for day in period.days if day in with_events - built | {*half_built_days(lake)}]
         self.day_range = (min(with_events | built), max(with_events | built)) if with_events | built else None
@@ -228,6 +228,18 @@ def _axis_and_losses(reader: TableReader, period: Period) -> tuple[Axis | None, 
             for queue, minute in zip(lost["queue"].to_pylist(), _minutes(lost["minute"]).to_pylist(), strict=True):
                 incomplete[queue].add(minute)
     return Axis.spanning(min(bounds), max(bounds)) if bounds else None, dict(incomplete)
+
+
+def _with_gaps(marked: Mapping[str, set[int]], gaps: Sequence[GapRow], period: Period) -> dict[str, set[int]]:
+    """Return the minutes of each queue that are marked as incomplete or overlap a gap."""
+    begin, end = (int(moment.timestamp()) // 60 for moment in period.span)
+    incomplete = dict(marked)
+    for gap in gaps:
+        last = gap.first_at_after or gap.detected_at
+        first = gap.last_at_before or gap.first_at_after or last
+        minutes = range(max(begin, int(first.timestamp()) // 60), min(end, int(last.timestamp()) // 60 + 1))
+        incomplete[gap.queue] = incomplete.get(gap.queue, set()) | set(minutes)
+    return incomplete
 
 
 def _days(reader: TableReader, table: Table, period: Period, columns: Sequence[str]) -> Iterator[Any]:
@@ -431,10 +443,10 @@ def top_with_others(items: Sequence[T], combine: Callable[[Sequence[T], str], T]
 
 def by_queue(data: ReportData, minutes: int) -> list[QueueAggregate]:
     """Return the aggregates of each queue; means are over the ``minutes`` that the report covers."""
-    incomplete, aggregates = incomplete_minutes(data), []
+    aggregates = []
     columns = {name: (name, function) for name, (_, function) in _QUEUE_AGGREGATES.items()}
     for row in aggregated(data.queues, ["queue"], columns).to_pylist():
-        lost = incomplete.get(row["queue"], ())
+        lost = data.incomplete.get(row["queue"], ())
         aggregates.append(
             QueueAggregate(
                 row["queue"],
@@ -451,15 +463,3 @@ def by_queue(data: ReportData, minutes: int) -> list[QueueAggregate]:
             )
         )
     return sorted(aggregates, key=lambda aggregate: (-aggregate.busy_mean, aggregate.queue))
-
-
-def incomplete_minutes(data: ReportData) -> dict[str, set[int]]:
-    """Return the minutes of each queue that are incomplete in gold or overlap a gap."""
-    begin, end = (int(moment.timestamp()) // 60 for moment in data.period.span)
-    incomplete = {queue: set(minutes) for queue, minutes in data.incomplete.items()}
-    for gap in data.gaps:
-        last = gap.first_at_after or gap.detected_at
-        first = gap.last_at_before or gap.first_at_after or last
-        minutes = range(max(begin, int(first.timestamp()) // 60), min(end, int(last.timestamp()) // 60 + 1))
-        incomplete.setdefault(gap.queue, set()).update(minutes)
-    return incomplete

@@ -26,7 +26,6 @@ from bulltask.lake.report.data import (
     busiest_day,
     by_queue,
     by_task,
-    incomplete_minutes,
     top_with_others,
 )
 from bulltask.lake.report.sections import Cost, ObjectiveResult, Reason, Recommendations, ReportTable
@@ -157,11 +156,10 @@ def _alerts(data: ReportData, build: str) -> list[Alert]:
         else:
             advice = f"The lake has days from {data.day_range[0]} to {data.day_range[1]}."
         alerts.append(Alert("empty", f"No jobs{names_text} for {data.period.title}", advice))
-    incomplete = incomplete_minutes(data)
-    if minutes := len({minute for lost_minutes in incomplete.values() for minute in lost_minutes}):
+    if minutes := len({minute for lost_minutes in data.incomplete.values() for minute in lost_minutes}):
         events = sum(gap.lost for gap in data.gaps)
         bound = "" if all(gap.exact for gap in data.gaps) else "at least "
-        names = ", ".join(sorted(shorten(queue) for queue, lost_minutes in incomplete.items() if lost_minutes))
+        names = ", ".join(sorted(shorten(queue) for queue, lost_minutes in data.incomplete.items() if lost_minutes))
         text = f"Events of {names} were lost: {bound}{events:,}" if events else f"Events of {names} were lost"
         text += ". The counts for these minutes are too low; charts shade them. The gaps are listed at the end."
         alerts.append(Alert("incomplete", f"Incomplete: {pluralize(minutes, 'minute')}", text))
@@ -208,7 +206,7 @@ _money: Final = partial(format_value, unit=Unit.MONEY)
 def _charts(
     data: ReportData, axis: Axis, aggregates: Sequence[TaskAggregate], queues: Sequence[QueueAggregate]
 ) -> dict[str, Chart]:
-    lost = bands(axis, {minute for minutes in incomplete_minutes(data).values() for minute in minutes})
+    lost = bands(axis, {minute for minutes in data.incomplete.values() for minute in minutes})
     task_labels = {key: aggregate.label for aggregate in aggregates for key in aggregate.keys}
     others = len(task_labels) - len(data.shown)
     names = [task_labels[key] for key in data.shown] + ([f"{others} others"] if others else [])
@@ -352,7 +350,7 @@ def _render(template: str, report: Report, **values: Any) -> str:
             report=report,
             tables=tables(report),
             queues=one_line(_queues_shown(report)),
-            incomplete=any(incomplete_minutes(report.data).values()),
+            incomplete=any(report.data.incomplete.values()),
             notes=notes(report),
             **values,
         )

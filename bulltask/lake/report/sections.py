@@ -34,13 +34,7 @@ class ReportColumn:
 
 @dataclass(slots=True)
 class ReportTable:
-    """A table.
-
-    Attributes:
-        columns: The columns.
-        rows: A value or ``None`` for each column.
-        note: A sentence below the table.
-    """
+    """A table, whose rows have a value or ``None`` for each column; ``note`` is a sentence below it."""
 
     columns: Sequence[ReportColumn]
     rows: Sequence[Sequence[Any]] = ()
