@@ -65,8 +65,6 @@ COUNTERS: Final = (
 _COUNTER: Final = "if(outcome = 'open', null, replace(outcome, '-', '_'))"
 """The counter of an attempt's outcome. An open attempt has not ended, so it has none."""
 
-_WASTED: Final = "outcome in ('failed', 'requeued', 'stalled')"
-
 
 @dataclass(frozen=True, slots=True)
 class DaySpan:
@@ -143,7 +141,7 @@ def _attempt_facts(attempts: DataFrame, span: DaySpan) -> DataFrame:
     facts = f"""concat(
         filter(array({single}), fact -> {is_wanted}),
         transform(pieces, piece -> {busy}),
-        transform(if({_WASTED}, pieces, slice(pieces, 1, 0)), piece -> {wasted})
+        transform(if(outcome in ('failed', 'requeued', 'stalled'), pieces, slice(pieces, 1, 0)), piece -> {wasted})
     )"""
     timed = attempts.selectExpr(
         "queue", "name", "outcome", "wait_ms", "run_ms", "unix_millis(started_at) as started",
@@ -320,10 +318,6 @@ def by_queue(values: Mapping[str, Any], kind: str) -> Column:
     return reduce(F.coalesce, [*cases, *default, F.lit(None)]).cast(kind)
 
 
-_SAMPLES: Final = 5
-_HOUR_MS: Final = 3_600_000
-
-
 def errors_days(attempts: DataFrame, span: DaySpan) -> DataFrame:
     """Aggregate ``gold.errors_day`` from the latest attempts."""
     keys = ("dt", "queue", "name", "error_fingerprint")
@@ -331,7 +325,7 @@ def errors_days(attempts: DataFrame, span: DaySpan) -> DataFrame:
         "dt", day_of(F.col("ended_at"))
     )
     newest = Window.partitionBy(*keys).orderBy(F.desc("ended_at"), "job_id", "incarnation")
-    sample = F.when(F.col("rank") <= _SAMPLES, F.struct("rank", "job_id"))
+    sample = F.when(F.col("rank") <= 5, F.struct("rank", "job_id"))
     by_task = Window.partitionBy("dt", "queue", "name")
     return (
         failures.withColumn("rank", F.row_number().over(newest))
@@ -417,7 +411,7 @@ def cost_days(minutes: DataFrame, gaps: DataFrame, span: DaySpan, prices: Mappin
     ``prices`` are the price of a slot per hour, by queue and ``*``; other queues have no cost.
     """
     ended = reduce(Column.__add__, map(F.col, ("completed", "failed", "requeued", "stalled", "waiting_children")))
-    cost = F.col("busy_ms").cast("decimal(18,0)") * by_queue(prices, "decimal(14,6)") / F.lit(_HOUR_MS)
+    cost = F.col("busy_ms").cast("decimal(18,0)") * by_queue(prices, "decimal(14,6)") / F.lit(3_600_000)
     jobs = F.nullif(F.col("jobs"), F.lit(0))
     return (
         minutes.groupBy("queue", "name", day_of(F.col("minute")).alias("dt"))

@@ -410,12 +410,6 @@ def _total(times_ms: Ints, which: Bools, since: Ints) -> Ints:
 # Rows
 
 
-_MAX_SEQ: Final = 999
-"""The greatest sequence number that ``as_of`` distinguishes."""
-
-_STATES: Final = tuple(STATE_AFTER[kind] for kind in _KINDS)
-
-
 def attempts_of(derived: DerivedColumns, chosen: Bools) -> pa.Table:
     """Return the rows of ``silver.attempts`` for attempts that begin with the chosen events."""
     rows = _Rows(derived, np.flatnonzero(chosen))
@@ -454,7 +448,7 @@ def jobs_of(derived: DerivedColumns, chosen: Bools) -> pa.Table:
         "created_at": _times(added_ms),
         "first_started_at": _times(derived.first_started_ms[at]),
         "finished_at": _times(finished_ms),
-        "state": _take_strings(_STATES, state),
+        "state": _take_strings(tuple(STATE_AFTER.values()), state),
         "attempt_count": pa.array(derived.attempt_count[at], pa.int32()),
         "stalls": pa.array(derived.stalls[at], pa.int32()),
         "wait_ms": _known(derived.wait_ms[at]),
@@ -476,10 +470,9 @@ class _Rows:
         self.at = at
 
     def as_of(self, decisive: Ints) -> pa.Array:
-        """Return the times of events; sequence numbers distinguish those of one millisecond."""
-        us = np.minimum(self._lifecycles.ms[decisive], MAX_TIME_MS) * 1000 + np.minimum(
-            self._lifecycles.seq[decisive], _MAX_SEQ
-        )
+        """Return the times of events; sequence numbers, up to 999, distinguish those of one millisecond."""
+        ms, seq = self._lifecycles.ms[decisive], self._lifecycles.seq[decisive]
+        us = np.minimum(ms, MAX_TIME_MS) * 1000 + np.minimum(seq, 999)
         return pa.array(us).cast(pa.timestamp("us", "UTC"))
 
     def table(self, table: Table, columns: dict[str, pa.Array]) -> pa.Table:

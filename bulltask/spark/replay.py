@@ -34,8 +34,6 @@ from bulltask.transport.scripts.job import job_fields
 _TOLERANCE: Final = "interval 1 minute"
 """How far the times in a job's hash, by its workers' clocks, may differ from the times of its events."""
 
-_SAMPLE_SIZE: Final = 5
-_MAX_UNKNOWN_IDS: Final = 20
 _IDEMPOTENCY_TTL_MS: Final = 7 * 86_400_000
 
 _FIELDS: Final = ("name", "data", "opts", "created_at", "finished_at")
@@ -121,8 +119,8 @@ def replay(
     try:
         with check_shared(lake):
             counts = {row["status"]: row["count"] for row in jobs.groupBy("status").count().collect()}
-        unknown = jobs.where("status = 'unknown'").orderBy("queue", "job_id").limit(_MAX_UNKNOWN_IDS).collect()
-        sample = jobs.where("status = 'ready'").orderBy("queue", "job_id").limit(_SAMPLE_SIZE).collect()
+        unknown = jobs.where("status = 'unknown'").orderBy("queue", "job_id").limit(20).collect()
+        sample = jobs.where("status = 'ready'").orderBy("queue", "job_id").limit(5).collect()
         sent: Mapping[str, int] = {}
         if not dry_run and counts.get("ready"):
             write = IdempotentWrite(selection.write_id, _IDEMPOTENCY_TTL_MS)

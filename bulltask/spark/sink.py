@@ -25,19 +25,9 @@ import uuid_utils
 from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame, SparkSession, Window, is_remote
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.pandas.functions import arrow_udf
-from pyspark.sql.types import (
-    ArrayType,
-    DataType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-)
 
 from bulltask.config.config import Config
 from bulltask.config.parsers import choice
@@ -62,11 +52,10 @@ _ROW: Final = "bulltask_row"
 _NOT_FINITE: Final = "NaN or Infinity in "
 """The beginning of the data of a row with numbers that JSON does not support, which is otherwise not JSON."""
 
-_MAX_LENGTH: Final = 200
-_FORBIDDEN: Final = re.compile(r"[\x00-\x20\x7f{}\ud800-\udfff]")
+_WRITE_ID: Final = re.compile(r"[^\x00-\x20\x7f{}\ud800-\udfff]{1,200}")
 
 
-def check_columns(schema: StructType, *, queue: str | None, id_column: str | None) -> str:
+def check_columns(schema: T.StructType, *, queue: str | None, id_column: str | None) -> str:
     """Check the schema before anything is written, and return the name of the column with the ids; ``""`` without ids.
 
     ``queue`` is ``None`` if a column contains the queues; the default of ``id_column`` is ``id``, if it exists.
@@ -86,7 +75,7 @@ def check_columns(schema: StructType, *, queue: str | None, id_column: str | Non
             raise ConfigError(
                 f"[BULLTASK_COLUMN_MISSING] a write of jobs needs the column {name!r}{advice}; {columns_text}"
             )
-        if not isinstance(kind := schema[name].dataType, StringType):
+        if not isinstance(kind := schema[name].dataType, T.StringType):
             conversion = "to_json(...)" if name == "data" else "cast('string')"
             raise ConfigError(
                 f"[BULLTASK_COLUMN_TYPE] column {name!r} must contain strings, not {kind.simpleString()}: "
@@ -152,10 +141,10 @@ def write_id_of_batch(write: str, batch: str | int) -> str:
 
 def check_write_id(write_id: str) -> str:
     """Return ``write_id`` if it may be part of a Redis key, else raise ``ConfigError``."""
-    if not isinstance(write_id, str) or not write_id or len(write_id) > _MAX_LENGTH or _FORBIDDEN.search(write_id):
+    if not isinstance(write_id, str) or not _WRITE_ID.fullmatch(write_id):
         raise ConfigError(
-            f"write id {write_id!r:.60} must be a string of 1 to {_MAX_LENGTH} characters without spaces, control "
-            "characters or braces"
+            f"write id {write_id!r:.60} must be a string of 1 to 200 characters without spaces, control characters or "
+            "braces"
         )
     return write_id
 
@@ -174,7 +163,7 @@ class TaskCommit(WriterCommitMessage):
 class _Writer:
     """What both writers have in common: Spark accepts the mode ``overwrite``, but a queue is never cleared."""
 
-    def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
+    def __init__(self, options: WriteOptions, schema: T.StructType, *, overwrite: bool) -> None:
         if overwrite:
             raise ConfigError(
                 "[BULLTASK_OVERWRITE] jobs are added to a queue and never replace existing jobs: "
@@ -229,7 +218,7 @@ def _log_abort(write_id: str, messages: Sequence[WriterCommitMessage | None]) ->
     )  # fmt: skip
 
 
-def _row_sender(options: WriteOptions, schema: StructType, job_opts: Mapping[str, Any], write_id: str) -> RowSender:
+def _row_sender(options: WriteOptions, schema: T.StructType, job_opts: Mapping[str, Any], write_id: str) -> RowSender:
     """Return the sender of a write, whose options and columns are checked before any job is built."""
     id_column = check_columns(schema, queue=options.queue, id_column=options.id_column)
     reject_single_job_options(job_opts)
@@ -397,7 +386,7 @@ def resume_hint(write_id: str) -> str:
     )
 
 
-SEND_RESULT: Final = StructType([StructField(name, StringType()) for name in ("id", "status", "reason")])
+SEND_RESULT: Final = T.StructType([T.StructField(name, T.StringType()) for name in ("id", "status", "reason")])
 """A row's result: the id of its job, and ``added`` or ``duplicate``; or ``rejected`` and the reason."""
 
 WEEK: Final = timedelta(days=7)
@@ -632,7 +621,7 @@ def standard_rows(
     if whole_row:
         columns[_ROW] = F.struct("*")
     rows = df.select(*(column.alias(alias) for alias, column in columns.items()))
-    return rows if isinstance(rows.schema["data"].dataType, StringType) else with_json(rows, "data", on_nan)
+    return rows if isinstance(rows.schema["data"].dataType, T.StringType) else with_json(rows, "data", on_nan)
 
 
 # The defaults of ``to_json`` write milliseconds.
@@ -650,8 +639,8 @@ def with_json(rows: DataFrame, name: str, on_nan: str) -> DataFrame:
     """
     column, kind = F.col(name), rows.schema[name].dataType
     leaves = set(map(type, _leaves(kind)))
-    if DecimalType in leaves:
-        column = _converted(column, kind, lambda value, leaf: value.cast("string") if leaf is DecimalType else value)
+    if T.DecimalType in leaves:
+        column = _converted(column, kind, lambda value, leaf: value.cast("string") if leaf is T.DecimalType else value)
     data = F.to_json(column, _JSON_OPTIONS)
     if leaves & _FLOATS:
         # x - x is NaN if x is NaN or infinite
@@ -663,30 +652,30 @@ def with_json(rows: DataFrame, name: str, on_nan: str) -> DataFrame:
     return rows.withColumn(name, data)
 
 
-_FLOATS: Final = frozenset({FloatType, DoubleType})
+_FLOATS: Final = frozenset({T.FloatType, T.DoubleType})
 
 
-def _leaves(kind: DataType) -> Iterator[DataType]:
+def _leaves(kind: T.DataType) -> Iterator[T.DataType]:
     match kind:
-        case ArrayType():
+        case T.ArrayType():
             yield from _leaves(kind.elementType)
-        case MapType():
+        case T.MapType():
             yield from _leaves(kind.valueType)
-        case StructType():
+        case T.StructType():
             for part in kind:
                 yield from _leaves(part.dataType)
         case _:
             yield kind
 
 
-def _converted(value: Column, kind: DataType, convert: Callable[[Column, type[DataType]], Column]) -> Column:
+def _converted(value: Column, kind: T.DataType, convert: Callable[[Column, type[T.DataType]], Column]) -> Column:
     """Return a value with all values in it converted, given each with its type; keys of maps stay as they are."""
     match kind:
-        case ArrayType():
+        case T.ArrayType():
             return F.transform(value, lambda item: _converted(item, kind.elementType, convert))
-        case MapType():
+        case T.MapType():
             return F.transform_values(value, lambda _, item: _converted(item, kind.valueType, convert))
-        case StructType():
+        case T.StructType():
             parts = (_converted(value[part.name], part.dataType, convert).alias(part.name) for part in kind)
             return F.when(value.isNotNull(), F.struct(*parts))
         case _:
@@ -723,7 +712,7 @@ def write_options(queue: str, arguments: WriteArguments) -> dict[str, str]:
 
 
 def vectorized_udf(
-    function: Callable[[Iterator[Any]], Iterator[pa.Array]], returns: DataType
+    function: Callable[[Iterator[Any]], Iterator[pa.Array]], returns: T.DataType
 ) -> Callable[[Column], Column]:
     """Return a column function (an iterator Arrow UDF), called once in each task with an iterator of Arrow arrays.
 

@@ -232,24 +232,18 @@ def gaps_command(
 
     Exit codes: 0 (no gaps in that period), 3 (there are gaps).
     """
-    from bulltask.lake.reader import (  # noqa: PLC0415 - slow
-        TableReader,
-        check_queues,
-        find_gaps,
-        known_queues,
-        normalize_queue,
-    )
+    from bulltask.lake import reader  # noqa: PLC0415 - slow
 
-    reader, names = TableReader(lake), None
+    table_reader, names = reader.TableReader(lake), None
     if queues.strip() != "*":
-        known = known_queues(reader)
-        names = [normalize_queue(queue, known) for queue in parse_names(queues, "--queues")]
-        check_queues(lake.root, names, known)
-    gap_rows = find_gaps(lake, since=since, until=until, queues=names)
+        known = reader.known_queues(table_reader)
+        names = [reader.normalize_queue(queue, known) for queue in parse_names(queues, "--queues")]
+        reader.check_queues(lake.root, names, known)
+    gap_rows = reader.find_gaps(lake, since=since, until=until, queues=names)
     if as_json:
         print_json(to_json(gap_rows))
     elif not gap_rows:
-        has_events = any(reader.days(table) for table in (EVENTS, GAPS))
+        has_events = any(table_reader.days(table) for table in (EVENTS, GAPS))
         click.echo(
             "No gaps: every event up to the last batch was read."
             if has_events
