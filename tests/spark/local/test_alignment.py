@@ -63,6 +63,7 @@ def count_minutes(spark: SparkSession, broker_url: str, tmp_path: Path) -> Count
     return run
 
 
+@pytest.mark.extended
 def test_alignment_prevents_late_events_of_slower_queues(added: Counts, count_minutes: CountMinutes) -> None:
     single, single_batches = count_minutes("single", max_events_per_trigger=None)
     aligned, aligned_batches = count_minutes("aligned", max_events_per_trigger=10_000)

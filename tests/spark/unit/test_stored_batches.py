@@ -229,7 +229,7 @@ def test_a_batch_killed_at_any_step_is_completed_without_reading_its_events_agai
     assert kill_at > 15
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_lake_in_an_object_store_survives_kills_and_never_shows_its_credentials(tmp_path: Path) -> None:
     calm = FragileLake(tmp_path / "lake")
     write_and_kill(calm, tmp_path / "calm", NEVER)
