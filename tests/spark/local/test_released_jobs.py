@@ -71,6 +71,7 @@ def rows_of(pipeline: Pipeline, table: Table) -> dict[str, list[dict[str, Any]]]
     return rows
 
 
+@pytest.mark.extended
 def test_attempts_in_the_lake_are_those_of_redis_although_workers_release_jobs(
     spark: SparkSession, broker_url: str, tmp_path: Path, harness: WorkerHarness
 ) -> None:
