@@ -62,14 +62,14 @@ $(VENV)/collected.stamp: $(VENV)/dev.stamp $(if $(PYTHONDONTWRITEBYTECODE),$(she
 	@touch $@
 
 # What has no fast tests is not even collected: this saves a quarter of the time before the first test.
-SLOW_TESTS = tests/fuzz tests/interop tests/mixed_versions tests/spark/local tests/spark/cluster tests/spark/worker \
+NOT_QUICK = tests/fuzz tests/interop tests/mixed_versions tests/spark/local tests/spark/cluster tests/spark/worker \
 	tests/chaos/test_matrix.py tests/dashboard/test_browser.py
 
 test-quick: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run the fast tests, without Java or Node.js, and some of workers; TESTS=tests/spark selects a directory
 	@$(COMPILE)
 	$(BIN)/python -m pytest -n 4 --dist loadfile --hypothesis-profile=quick \
 		-m "not (spark or interop or bench or slow or extended) and (quick or not process)" \
-		$(addprefix --ignore ,$(SLOW_TESTS)) --ignore-glob "tests/process/test_*.py" $(TESTS) $(ARGS)
+		$(addprefix --ignore ,$(NOT_QUICK)) --ignore-glob "tests/process/test_*.py" $(TESTS) $(ARGS)
 
 lint: $(VENV)/dev.stamp  ## run ruff, mypy and pyright; check import contracts and spelling; find unused code
 	$(BIN)/ruff check .

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from bulltask.config.urls import SecretUrl
+from bulltask.jobs.errors import look_up
 
 if TYPE_CHECKING:
     from bulltask.embedded.server import EmbeddedServer, ServerBinary, find_binary
@@ -33,19 +33,15 @@ __all__ = [
     "start_or_join",
 ]
 
-_LATE: Final = {
-    "EmbeddedServer": "server",
-    "ServerBinary": "server",
-    "find_binary": "server",
-    "server_of_tests": "shared",
-    "start_or_join": "shared",
+_MODULES: Final = {
+    **dict.fromkeys(("EmbeddedServer", "ServerBinary", "find_binary"), "bulltask.embedded.server"),
+    **dict.fromkeys(("server_of_tests", "start_or_join"), "bulltask.embedded.shared"),
 }
+"""The module of each name that is not defined here."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
+    return look_up(__name__, name, _MODULES)
 
 
 def resolve_url(broker_url: str | SecretUrl, directory: Path | None = None) -> SecretUrl:

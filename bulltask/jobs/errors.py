@@ -98,10 +98,12 @@ SPARK: Final = frozenset({"deltalake", "numpy", "pyarrow", "pyspark", "py4j"})
 """Modules of the libraries in the extra ``spark``."""
 
 
-def look_up(package: str, name: str, modules: Mapping[str, str], extra: str, libraries: Set[str]) -> Any:
+def look_up(
+    package: str, name: str, modules: Mapping[str, str], extra: str = "", libraries: Set[str] = frozenset()
+) -> Any:
     """Import a public name of a package and return it; the package's ``__getattr__`` calls this.
 
-    ``modules`` has the module of each public name, and ``extra`` installs the ``libraries`` that they need.
+    ``modules`` has the module of each public name, and ``extra`` installs the ``libraries`` that they need, if any.
     """
     if name not in modules:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")

@@ -161,7 +161,9 @@ class Lake:
         self.queue_prefix = queue_prefix(broker)
         self.open_events = open_events_of(broker)
         # The applications of the pipeline's transactions; the first is also the key of its metadata.
-        self._batches, self._claims = (f"{it}:{broker}" if broker else it for it in (_BATCHES, _CLAIMS))
+        suffix = f":{broker}" if broker else ""
+        self._batches = _BATCHES + suffix
+        self._claims = _CLAIMS + suffix
         self._options = dict(storage_options or {})
         self.is_migrating = False
         self._claim: int | None = None
@@ -284,13 +286,14 @@ class Lake:
         Raises:
             LakeInUseError: Another process has claimed the lake meanwhile.
         """
-        number: int | None = None
+        number = 0
         for table in (*_CLAIMED, self.open_events):
             while True:
                 current = self.create(table)
                 last = _number(current.handle, self._claims)
-                number = last + 1 if number is None or table is _CLAIMED[0] else number
-                if number <= last:
+                if table is _CLAIMED[0]:
+                    number = last + 1
+                elif number <= last:
                     raise self.taken_over_error()
                 # Old commits leave the log: the one with the last batch's record must not, even if no batch follows.
                 record = current.last_metadata() if table in {EVENTS, self.open_events} else None

@@ -25,17 +25,7 @@ import redis
 
 from bulltask.lake.ledger import BatchRecord, last_record
 from bulltask.lake.storage import Lake
-from bulltask.lake.tables import (
-    ATTEMPTS,
-    CAPACITY_MINUTE,
-    COST_DAY,
-    ERRORS_DAY,
-    EVENTS,
-    GAPS,
-    JOBS,
-    SLO_DAY,
-    TASK_MINUTE,
-)
+from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS, find_tables
 from bulltask.testing.worker import wait_until
 from tests.conftest import ServerFactory
 from tests.support.event_writing import write_events
@@ -59,7 +49,7 @@ from tests.support.stored_batches import assert_has_sent, rows_as_text, rows_of
 
 ROUNDS = int(os.environ.get("BULLTASK_KILLS", "1"))
 MIDNIGHT_MS = 1_760_054_400_000
-GOLD = (TASK_MINUTE, CAPACITY_MINUTE, ERRORS_DAY, SLO_DAY, COST_DAY)
+GOLD = find_tables(["gold"])
 KILLED, UNDISTURBED = {"max_events_per_trigger": 250}, {"max_events_per_trigger": 5_000}
 
 pytestmark = [pytest.mark.extended, pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(200 + 200 * ROUNDS)]

@@ -27,17 +27,7 @@ from bulltask.lake.ledger import BatchRecord, last_record
 from bulltask.lake.reader import TableReader
 from bulltask.lake.slo_config import Objective, SLOConfig
 from bulltask.lake.storage import Lake
-from bulltask.lake.tables import (
-    ATTEMPTS,
-    CAPACITY_MINUTE,
-    COST_DAY,
-    ERRORS_DAY,
-    EVENTS,
-    JOBS,
-    SLO_DAY,
-    TASK_MINUTE,
-    Table,
-)
+from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, Table, find_tables
 from bulltask.spark import Pipeline
 from bulltask.spark.lake_tables import latest, read_table
 from bulltask.spark.pipeline import PipelineOptions
@@ -61,7 +51,7 @@ pytestmark = [pytest.mark.extended, pytest.mark.spark, pytest.mark.redis, pytest
 log = logging.getLogger(__name__)
 
 MIDNIGHT_MS = 1_760_054_400_000
-GOLD = (TASK_MINUTE, CAPACITY_MINUTE, ERRORS_DAY, SLO_DAY, COST_DAY)
+GOLD = find_tables(["gold"])
 PRICES = {"q1": 0.12}
 TERMS = SLOConfig([Objective("wait", threshold=1, target=0.9), Objective("total", threshold=60, target=0.5)], PRICES)
 OPTIONS: PipelineOptions = {"max_events_per_trigger": 300, "open_job_timeout": 0.9}
