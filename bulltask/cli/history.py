@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from bulltask.lake.records import JobRecord
     from bulltask.lake.storage import Lake
 
-_REASON_WIDTH = 80
-
 
 @click.group("history", cls=HintGroup, short_help="Search the data lake for finished or removed jobs.")
 def history() -> None:
@@ -78,7 +76,7 @@ def search(*, lake: Lake, limit: int, cursor: str | None, as_json: bool, **filte
 
 def _row(job: JobRecord) -> tuple[str, ...]:
     attempts = "-" if job.attempt_count is None else str(job.attempt_count)
-    reason = in_one_line(job.failed_reason or "", _REASON_WIDTH)
+    reason = in_one_line(job.failed_reason or "", 80)
     texts = (in_one_line(text) for text in (job.queue, job.name or "-", job.id))
     return (stamp(job.seen_at), job.state, *texts, attempts, duration_text(job.run_time), reason)
 

@@ -357,8 +357,8 @@ def _lake_fields(history: JobHistory, *, all_fields: bool) -> list[tuple[str, ob
             ("parent", job.parent_key),
         ]
     if all_fields and snapshot is not None:
-        result = None if snapshot.return_value is None else snapshot.return_value_text
-        rows += [("data", snapshot.data_text), ("options", snapshot.opts_text), ("result", result)]
+        values = (("data", snapshot.data), ("options", snapshot.opts), ("result", snapshot.return_value))
+        rows += [(name, value if value is None or isinstance(value, str) else _json(value)) for name, value in values]
     if job is not None:
         wait, run, total = duration_text(job.wait_time), duration_text(job.run_time), duration_text(job.total)
         rows.append(("total", f"waited {wait}, ran {run}, took {total}"))

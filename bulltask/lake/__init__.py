@@ -27,11 +27,8 @@ __all__ = [
 ]
 
 _MODULES: Final = {
+    **dict.fromkeys(__all__, "bulltask.lake.records"),
     **dict.fromkeys(("AttemptCount", "History", "JobCount", "LatencyPoint"), "bulltask.lake.history"),
-    **dict.fromkeys(
-        ("AttemptRecord", "EventRecord", "JobHistory", "JobPage", "JobRecord", "SnapshotRecord"),
-        "bulltask.lake.records",
-    ),
 }
 """The module of each public name."""
 

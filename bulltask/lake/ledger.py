@@ -15,7 +15,7 @@ from bulltask.jobs.errors import DecodeError
 if TYPE_CHECKING:  # it imports Arrow
     from bulltask.lake.storage import Lake
 
-_VERSION: Final = 2
+VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +76,10 @@ class BatchRecord:
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
         """Decode the result of :meth:`to_json`; raise ``DecodeError`` if it has another version."""
-        if stored.get("version") != _VERSION:
+        if stored.get("version") != VERSION:
             raise DecodeError(
                 f"the record of a batch has version {stored.get('version')!r}, but this bulltask reads "
-                f"version {_VERSION}: the lake was written by another version of bulltask; use that "
+                f"version {VERSION}: the lake was written by another version of bulltask; use that "
                 "version or a newer one"
             )
         fields = {name: stored[name] for name in cls.__dataclass_fields__ if name in stored}
@@ -88,7 +88,7 @@ class BatchRecord:
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON values."""
-        return {"version": _VERSION, **asdict(self)}
+        return {"version": VERSION, **asdict(self)}
 
 
 def last_record(lake: Lake) -> BatchRecord | None:

@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -29,14 +28,14 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from bulltask.jobs.errors import ConfigError, DecodeError
-from bulltask.lake.ledger import BatchRecord, QueueRecord, last_record
+from bulltask.lake.ledger import VERSION, BatchRecord, last_record
 from bulltask.lake.maintenance import portions
 from bulltask.lake.storage import DataFile, Lake, RunLock, arrow_schema, batch_prefix
 from bulltask.lake.tables import OPEN_EVENTS, TABLES, Table
 
 _PREFIX: Final = "migrated"
 
-_OLD_STATE: Final = ("batches", "checkpoint", "intents", "new", "publishing.json", "staging", "trash")
+_OLD_STATE: Final = ("batches", "checkpoint", "intents", "new", "publishing.json", "staging", "trash", "head.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,11 +156,11 @@ def _convert(lake: Lake, table: Table, days: Mapping[str, Sequence[Path]]) -> Mi
 
 def _by_queue(table: Table, files: Sequence[Path]) -> Iterator[tuple[str | None, list[Path]]]:
     """Yield the files of each queue; those of gold contain the queue's name."""
-    queues: defaultdict[str | None, list[Path]] = defaultdict(list)
-    for file in files:
-        directory = file.parent.parent.name
-        queues[None if table.layer == "gold" else unquote(directory.removeprefix("queue="))].append(file)
-    yield from sorted(queues.items(), key=lambda item: item[0] or "")
+    if table.layer == "gold":
+        yield None, [*files]
+        return
+    for name, of_queue in groupby(files, lambda file: file.parent.parent.name):
+        yield unquote(name.removeprefix("queue=")), [*of_queue]
 
 
 def _dataset(table: Table, files: Sequence[Path], missing: Collection[str]) -> Any:
@@ -184,10 +183,8 @@ def _convert_state(lake: Lake) -> None:
         return
     if stored.get("version") != 1:
         raise DecodeError(f"{lake.internal('head.json')} has version {stored.get('version')!r}, not 1")
-    known = {name: stored[name] for name in BatchRecord.__dataclass_fields__ if name in stored}
-    known["queues"] = {queue: QueueRecord(**values) for queue, values in stored["queues"].items()}
-    known["idle_since_ms"] = stored["oldest_open_event_ms"]  # the last events of the open jobs are not older
-    record = BatchRecord(**known)
+    # The last events of the open jobs are not older than this.
+    record = BatchRecord.from_json({**stored, "version": VERSION, "idle_since_ms": stored["oldest_open_event_ms"]})
     written: list[DataFile] = []
     if stored["open_jobs_ingest_id"] is not None:
         same = {"batch": record.number, "shard": "all"}
@@ -198,26 +195,22 @@ def _convert_state(lake: Lake) -> None:
 
 
 def _delete_old(lake: Lake, table: Table, days: Mapping[str, Sequence[Path]]) -> None:
-    directory = Path(lake.location(table))
     for day, files in days.items():
-        if table.layer == "gold":
-            for file in files:
-                file.unlink()
-        else:
-            for queue in (directory / f"dt={day}").glob("queue=*"):
-                shutil.rmtree(queue)
+        queues = Path(lake.location(table), f"dt={day}").glob("queue=*")
+        _delete(files if table.layer == "gold" else queues)
 
 
 def _delete_old_state(lake: Lake) -> None:
-    for path in lake.internal("open_jobs").glob("*/"):
-        if not path.name.startswith(("_", "shard=")):
-            shutil.rmtree(path)
-    for name in _OLD_STATE:
-        if (path := lake.internal(name)).is_dir():
+    open_jobs = (path for path in lake.internal("open_jobs").glob("*/") if not path.name.startswith(("_", "shard=")))
+    _delete([*open_jobs, *map(lake.internal, _OLD_STATE)])
+
+
+def _delete(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.is_dir():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-    lake.internal("head.json").unlink(missing_ok=True)
 
 
 def _finish_replacements(lake: Lake, root: Path) -> None:
@@ -236,8 +229,5 @@ def _finish_replacements(lake: Lake, root: Path) -> None:
         path.unlink()
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    with suppress(FileNotFoundError):
-        stored: dict[str, Any] = json.loads(path.read_text())
-        return stored
-    return None
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text()) if path.exists() else None

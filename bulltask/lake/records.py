@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any, Self
 
 from bulltask.jobs import codec
@@ -13,8 +14,44 @@ from bulltask.jobs.errors import DecodeError
 Row = Mapping[str, Any]
 
 
+def _value(row: Row, column: str) -> Any:
+    """Return a column's value: times in ``datetime.UTC`` instead of Arrow's named zone, milliseconds as seconds."""
+    value = row[column]
+    if isinstance(value, datetime):
+        return value.astimezone(UTC)
+    return value / 1000 if column.endswith("_ms") and value is not None else value
+
+
+def _decoded(column: str) -> Callable[[Row], Any]:
+    """Return a function that decodes a column's JSON."""
+
+    def decode(row: Row) -> Any:
+        try:
+            return codec.decode(row[column])
+        except DecodeError:
+            return row[column]
+
+    return decode
+
+
+def _stacktrace(row: Row) -> tuple[str, ...]:
+    traces = _decoded("stacktrace")(row)
+    return tuple(trace for trace in traces if isinstance(trace, str)) if isinstance(traces, list) else ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """A row. ``column`` in a field's metadata is the column that has another name, or a function of the row."""
+
+    @classmethod
+    def of(cls, row: Row) -> Self:
+        """Create the object from a table row."""
+        columns = ((field.name, field.metadata.get("column", field.name)) for field in fields(cls))
+        return cls(**{name: column(row) if callable(column) else _value(row, column) for name, column in columns})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobRecord:
+class JobRecord(_Record):
     """One incarnation of a job: a row of ``silver.jobs``. An id that is used again has several.
 
     Attributes:
@@ -41,19 +78,19 @@ class JobRecord:
         incarnation: Id of the added event, which identifies the incarnation.
     """
 
-    id: str
+    id: str = field(metadata={"column": "job_id"})
     queue: str
     name: str | None
     state: str
     created_at: datetime | None
-    started_at: datetime | None
+    started_at: datetime | None = field(metadata={"column": "first_started_at"})
     finished_at: datetime | None
-    seen_at: datetime
+    seen_at: datetime = field(metadata={"column": lambda row: _value(row, "finished_at") or _value(row, "as_of")})
     attempt_count: int | None
     stalls: int | None
-    wait_time: float | None
-    run_time: float | None
-    total: float | None
+    wait_time: float | None = field(metadata={"column": "wait_ms"})
+    run_time: float | None = field(metadata={"column": "run_ms"})
+    total: float | None = field(metadata={"column": "total_ms"})
     failed_reason: str | None
     error_fingerprint: str | None
     parent_key: str | None
@@ -62,20 +99,9 @@ class JobRecord:
     as_of: datetime
     incarnation: str | None
 
-    @classmethod
-    def of(cls, row: Row) -> Self:
-        """Create the object from a table row."""
-        seen_at = {"seen_at": row["finished_at"] or row["as_of"]}
-        return cls(
-            **_fields(
-                cls, {**row, **seen_at}, id="job_id", started_at="first_started_at", wait_time="wait_ms",
-                run_time="run_ms", total="total_ms",
-            )
-        )  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptRecord:
+class AttemptRecord(_Record):
     """One attempt of a job, or a release before its start: a row of ``silver.attempts``.
 
     Attributes:
@@ -100,22 +126,17 @@ class AttemptRecord:
     queued_at: datetime | None
     started_at: datetime | None
     ended_at: datetime | None
-    wait_time: float | None
-    run_time: float | None
+    wait_time: float | None = field(metadata={"column": "wait_ms"})
+    run_time: float | None = field(metadata={"column": "run_ms"})
     outcome: str
     failed_reason: str | None
     error_fingerprint: str | None
     worker: str | None
     source: str | None
 
-    @classmethod
-    def of(cls, row: Row) -> Self:
-        """Create the object from a table row."""
-        return cls(**_fields(cls, row, wait_time="wait_ms", run_time="run_ms"))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EventRecord:
+class EventRecord(_Record):
     """One event of a job in its queue's stream: a row of ``bronze.events``.
 
     Attributes:
@@ -131,8 +152,8 @@ class EventRecord:
         extra: All other fields as a JSON object.
     """
 
-    id: str
-    at: datetime
+    id: str = field(metadata={"column": "event_id"})
+    at: datetime = field(metadata={"column": "event_at"})
     event: str
     name: str | None
     prev: str | None
@@ -142,25 +163,20 @@ class EventRecord:
     attempts_made: int | None
     extra: str | None
 
-    @classmethod
-    def of(cls, row: Row) -> Self:
-        """Create the object from a table row."""
-        return cls(**_fields(cls, row, id="event_id", at="event_at"))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotRecord:
+class SnapshotRecord(_Record):
     """A job's hash when ``bulltask pipeline snapshot`` read it: a row of ``bronze.jobs``.
 
     Attributes:
         at: When it was read.
         state: Its state at that time.
         name: The task's name.
-        data_text: Its data as JSON; :attr:`data` is the value.
-        opts_text: Its options as JSON, under BullMQ's stored names; :attr:`opts` is the value.
-        return_value_text: Its result as JSON; :attr:`return_value` is the value.
+        data: Its data. Malformed JSON is text, also in the options and the result.
+        opts: Its options, under BullMQ's stored names.
+        return_value: Its result; ``None`` if it has none.
         failed_reason: Why its last failed attempt failed.
-        stacktrace_text: The stack traces as a JSON list; :attr:`stacktrace` is the value.
+        stacktrace: The tracebacks of its failed attempts.
         priority: 1 is the highest; 0 means no priority.
         delay: Its delay in seconds.
         attempts_made: The number of attempts that count toward its maximum: they completed or failed.
@@ -169,47 +185,20 @@ class SnapshotRecord:
         parent_key: Redis key of its parent job.
     """
 
-    at: datetime
+    at: datetime = field(metadata={"column": "snapshot_at"})
     state: str | None
     name: str | None
-    data_text: str | None
-    opts_text: str | None
-    return_value_text: str | None
+    data: Any = field(metadata={"column": _decoded("data")})
+    opts: Any = field(metadata={"column": _decoded("opts")})
+    return_value: Any = field(metadata={"column": _decoded("return_value")})
     failed_reason: str | None
-    stacktrace_text: str | None
+    stacktrace: tuple[str, ...] = field(metadata={"column": _stacktrace})
     priority: int | None
-    delay: float | None
+    delay: float | None = field(metadata={"column": "delay_ms"})
     attempts_made: int | None
     attempts_started: int | None
     worker: str | None
     parent_key: str | None
-
-    @classmethod
-    def of(cls, row: Row) -> Self:
-        """Create the object from a table row."""
-        texts = {f"{name}_text": name for name in ("data", "opts", "return_value", "stacktrace")}
-        return cls(**_fields(cls, row, at="snapshot_at", delay="delay_ms", **texts))
-
-    @property
-    def data(self) -> Any:
-        """Its data; ``None`` if it is missing or its JSON is malformed."""
-        return _value(self.data_text)
-
-    @property
-    def opts(self) -> Any:
-        """Its options; ``None`` if they are missing or their JSON is malformed."""
-        return _value(self.opts_text)
-
-    @property
-    def return_value(self) -> Any:
-        """Its result; ``None`` if it is missing or its JSON is malformed."""
-        return _value(self.return_value_text)
-
-    @property
-    def stacktrace(self) -> tuple[str, ...]:
-        """The tracebacks of its failed attempts."""
-        traces = _value(self.stacktrace_text)
-        return tuple(trace for trace in traces if isinstance(trace, str)) if isinstance(traces, list) else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,53 +241,17 @@ class JobPage:
     cursor: str | None
 
 
-def _fields(record: type[Any], row: Row, **columns: str) -> dict[str, Any]:
-    """Return a record's fields from the columns with their names, or from ``columns``.
-
-    Times are in ``datetime.UTC`` instead of Arrow's named zone, and milliseconds become seconds.
-    """
-    values = {}
-    for field in fields(record):
-        column = columns.get(field.name, field.name)
-        value = row[column]
-        if isinstance(value, datetime):
-            value = value.astimezone(UTC)
-        values[field.name] = value / 1000 if column.endswith("_ms") and value is not None else value
-    return values
-
-
-def _value(text: str | None) -> Any:
-    try:
-        return codec.decode(text)
-    except DecodeError:
-        return None
-
-
 def to_json(value: Any) -> Any:
     """Return a result of :class:`bulltask.lake.history.History` as JSON: times in ISO 8601, durations in seconds."""
-    if isinstance(value, SnapshotRecord):
-        return _snapshot(value)
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):
         return {_key(key): to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_json(item) for item in value]
-    return value.isoformat() if isinstance(value, date) else value
+    return value.isoformat() if isinstance(value, date) else str(value) if isinstance(value, Decimal) else value
 
 
 def _key(key: Any) -> str:
     """Return a key as text; the percentile 50.0 becomes ``50``."""
     return str(int(key)) if isinstance(key, float) and key.is_integer() else str(key)
-
-
-def _snapshot(snapshot: SnapshotRecord) -> dict[str, Any]:
-    """Return a snapshot with its JSON strings decoded; data that is not JSON stays text."""
-    names = (field.name for field in fields(snapshot) if not field.name.endswith("_text"))
-    return {
-        **{name: to_json(getattr(snapshot, name)) for name in names},
-        "data": snapshot.data_text if snapshot.data is None else snapshot.data,
-        "opts": snapshot.opts,
-        "return_value": snapshot.return_value,
-        "stacktrace": list(snapshot.stacktrace),
-    }

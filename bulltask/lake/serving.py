@@ -20,6 +20,8 @@ HOST: Final = "127.0.0.1"
 
 Parameters = Mapping[str, str]
 
+_PATHS: Final = ("/search", "/job", "/job-counts", "/attempt-counts", "/latency")
+
 
 class HistoryServer(ThreadingHTTPServer):
     """An HTTP server for a lake's history, on 127.0.0.1 only; it answers one request at a time.
@@ -50,14 +52,7 @@ class HistoryServer(ThreadingHTTPServer):
 
         Invalid parameters raise ``ConfigError`` or ``TypeError``.
         """
-        methods: Mapping[str, Callable[..., Any]] = {
-            "/search": self._history.search,
-            "/job": self._history.job,
-            "/job-counts": self._history.job_counts,
-            "/attempt-counts": self._history.attempt_counts,
-            "/latency": self._history.latency,
-        }
-        if path not in methods:
+        if path not in _PATHS:
             return None
         with self._lock:
             arguments: dict[str, Any] = {name: _PARSERS.get(name, str)(value) for name, value in parameters.items()}
@@ -65,7 +60,7 @@ class HistoryServer(ThreadingHTTPServer):
                 if "id" not in arguments:
                     raise ConfigError("the parameter id is missing: /job?id=…")
                 arguments["job_id"] = arguments.pop("id")
-            return to_json(methods[path](**arguments))
+            return to_json(getattr(self._history, path[1:].replace("-", "_"))(**arguments))
 
 
 class _Handler(RequestDeadline):
@@ -75,27 +70,7 @@ class _Handler(RequestDeadline):
 
     def do_GET(self) -> None:
         """Respond to a request."""
-        if host_of(self.headers.get("Host", "")).lower() not in LOCAL_HOSTS:
-            self._send(HTTPStatus.FORBIDDEN, {"error": f"only requests to {HOST} are allowed"})
-            return
-        try:
-            url = urlsplit(self.path)
-            parameters = dict(parse_qsl(url.query, keep_blank_values=True, strict_parsing=bool(url.query)))
-            response = self.server.respond(url.path, parameters)
-        except (ValueError, TypeError, OverflowError, RecursionError) as exc:  # ConfigError is a ValueError
-            self._send(HTTPStatus.BAD_REQUEST, {"error": str(exc)})
-        except BulltaskError as exc:
-            self._send(HTTPStatus.SERVICE_UNAVAILABLE, {"error": str(exc)})
-        else:
-            if response is None:
-                self._send(HTTPStatus.NOT_FOUND, {"error": "there is no such job or path"})
-            else:
-                self._send(HTTPStatus.OK, response)
-
-    def log_message(self, *_: Any) -> None:
-        """Log nothing."""
-
-    def _send(self, status: HTTPStatus, body: Any) -> None:
+        status, body = self._respond()
         data = json.dumps(body, ensure_ascii=False).encode(errors="backslashreplace")
         self.send_response(status)
         self.send_header("Content-Type", "application/json; charset=utf-8")
@@ -103,6 +78,24 @@ class _Handler(RequestDeadline):
         self.send_header("X-Content-Type-Options", "nosniff")
         self.end_headers()
         self.wfile.write(data)
+
+    def _respond(self) -> tuple[HTTPStatus, Any]:
+        if host_of(self.headers.get("Host", "")).lower() not in LOCAL_HOSTS:
+            return HTTPStatus.FORBIDDEN, {"error": f"only requests to {HOST} are allowed"}
+        try:
+            url = urlsplit(self.path)
+            parameters = dict(parse_qsl(url.query, keep_blank_values=True, strict_parsing=bool(url.query)))
+            response = self.server.respond(url.path, parameters)
+        except (ValueError, TypeError, OverflowError, RecursionError) as exc:  # ConfigError is a ValueError
+            return HTTPStatus.BAD_REQUEST, {"error": str(exc)}
+        except BulltaskError as exc:
+            return HTTPStatus.SERVICE_UNAVAILABLE, {"error": str(exc)}
+        if response is None:
+            return HTTPStatus.NOT_FOUND, {"error": "there is no such job or path"}
+        return HTTPStatus.OK, response
+
+    def log_message(self, *_: Any) -> None:
+        """Log nothing."""
 
 
 def _time(text: str) -> datetime:

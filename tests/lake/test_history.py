@@ -108,12 +108,12 @@ def test_the_history_of_a_job_reads_no_days_before_it_was_added(lake: LakeBuilde
     assert history(lake).job("m20", since=date(2026, 11, 22)) is None
 
 
-def test_malformed_json_in_a_snapshot_is_returned_as_text_only(lake: LakeBuilder) -> None:
+def test_malformed_json_in_a_snapshot_is_returned_as_text(lake: LakeBuilder) -> None:
     lake.snapshots([{"id": "1", "data": "{", "stacktrace": '["a", 1, "b"]', "delay_ms": 1500, "snapshot_at": DAY}])
     record = history(lake).job("1")
     assert record is not None
     assert record.snapshot is not None
-    assert (record.snapshot.data, record.snapshot.data_text, record.snapshot.opts) == (None, "{", None)
+    assert (record.snapshot.data, record.snapshot.opts) == ("{", None)
     assert (record.snapshot.stacktrace, record.snapshot.delay, record.job) == (("a", "b"), 1.5, None)
 
 
