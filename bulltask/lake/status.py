@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
@@ -18,31 +18,19 @@ BYTES_PER_EVENT: Final = 61
 """The memory of an event in Redis without its return value; measured."""
 
 
-class RetentionExample(NamedTuple):
-    """A row of the table of stream lengths: how long the default length lasts, and the length for longer times.
-
-    ``half_minute`` is ``maxLen`` for a trigger of 10 s and batches of 5 s, ``quarter_hour`` that for an outage of 15
-    minutes, of which ``quarter_hour_mb`` is the memory in Redis, in MB.
-    """
-
-    jobs_per_s: int
-    events_per_s: float
-    default_retention_s: float
-    half_minute: int
-    quarter_hour: int
-    quarter_hour_mb: float
+SIZE_COLUMNS: Final = (
+    "jobs/s", "events/s", "10,000 events cover", "maxLen for 30 s", "maxLen for 15 min", "memory",
+)  # fmt: skip
+"""The columns of :func:`stream_sizes`: 30 s are a trigger of 10 s and batches of 5 s, 15 minutes are an outage."""
 
 
-def retention_examples(jobs_per_s: Iterable[int] = (10, 50, 200, 1_000, 5_000)) -> list[RetentionExample]:
-    """Return the table of stream lengths, a row for each load in jobs per second."""
-    examples: list[RetentionExample] = []
+def stream_sizes(jobs_per_s: Iterable[int] = (10, 50, 200, 1_000, 5_000)) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of the table of stream lengths, one for each load in jobs per second."""
     for jobs in jobs_per_s:
         rate = jobs * EVENTS_PER_JOB
-        half_minute = recommended_length(rate, RetentionNeed(10, 5))
-        quarter_hour = recommended_length(rate, RetentionNeed(10, 5, 900))
-        size_mb = quarter_hour * BYTES_PER_EVENT / 1e6
-        examples.append(RetentionExample(jobs, rate, DEFAULT_LENGTH / rate, half_minute, quarter_hour, size_mb))
-    return examples
+        short, long = (recommended_length(rate, RetentionNeed(10, 5, outage)) for outage in (0, 900))
+        covered, size_mb = f"{DEFAULT_LENGTH / rate:,.1f} s", f"{long * BYTES_PER_EVENT / 1e6:,.0f} MB"
+        yield f"{jobs:,}", f"{rate:,.0f}", covered, f"{short:,}", f"{long:,}", size_mb
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +46,11 @@ class SkippedQueue:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Lag:
+class Lag(NamedTuple):
     """How far the lake is behind a queue in Redis.
 
-    Attributes:
-        stream: The queue's event stream.
-        events: The number of events in the stream that are not in the lake.
-        seconds: The time between the lake's last event and the last event in Redis, by Redis' clock.
+    ``events`` of the stream are not in the lake; ``seconds`` are between the lake's last event and that of Redis, by
+    Redis' clock.
     """
 
     stream: StreamRetention
@@ -105,7 +90,6 @@ class PipelineStatus:
 
     Attributes:
         root: The directory of the lake.
-        writer_pid: Id of the process on this machine whose pipeline is writing to the lake; ``None`` if there is none.
         batches: The number of batches.
         written_at: When the last batch was written.
         batch_s: The duration of the last batch in seconds.
@@ -113,6 +97,7 @@ class PipelineStatus:
         open_job_events: The number of events of open jobs that are kept for the next batch.
         lost: The number of events ever lost, as far as it is known.
         queues: The queues, by name.
+        writer_pid: Id of the process on this machine whose pipeline is writing to the lake; ``None`` if there is none.
         redis_error: Why Redis could not be read; ``None`` if there was no error.
         skipped: The skipped queues.
         gaps: As in `QueueStatus`, of all queues.
@@ -120,7 +105,6 @@ class PipelineStatus:
     """
 
     root: str
-    writer_pid: int | None
     batches: int
     written_at: datetime | None
     batch_s: float | None
@@ -128,6 +112,7 @@ class PipelineStatus:
     open_job_events: int
     lost: int
     queues: Sequence[QueueStatus]
+    writer_pid: int | None = None
     redis_error: str | None = None
     skipped: Sequence[SkippedQueue] = ()
     gaps: int = 0
@@ -140,21 +125,12 @@ def describe_losses(lost: int, gaps: int) -> str:
     return f"{number} in {pluralize(gaps, 'gap')}" if gaps else f"{pluralize(lost, 'event')} lost"
 
 
-def status_of(
-    root: str,
-    head: BatchRecord | None,
-    lags: Mapping[str, Lag],
-    *,
-    writer_pid: int | None = None,
-    redis_error: str | None = None,
-    skipped: Sequence[SkippedQueue] = (),
-) -> PipelineStatus:
+def status_of(root: str, head: BatchRecord | None, lags: Mapping[str, Lag]) -> PipelineStatus:
     """Combine data from the last batch and from Redis; ``lags`` has the queues' names in the lake."""
     last = head or BatchRecord()
     names = sorted({*last.last_ids, *last.lost, *last.gaps, *lags})
     return PipelineStatus(
         root=root,
-        writer_pid=writer_pid,
         batches=last.number,
         written_at=datetime.fromtimestamp(last.written_ms / 1000, UTC) if head else None,
         batch_s=sum(last.steps_ms.values()) / 1000 if head else None,
@@ -162,8 +138,6 @@ def status_of(
         open_job_events=last.open_job_events,
         lost=sum(last.lost.values()),
         queues=[_queue(name, last, lags.get(name)) for name in names],
-        redis_error=redis_error,
-        skipped=skipped,
         gaps=sum(last.gaps.values()),
     )
 
@@ -172,9 +146,9 @@ def _queue(name: str, last: BatchRecord, lag: Lag | None) -> QueueStatus:
     status = QueueStatus(name, last.last_ids.get(name), last.lost.get(name, 0), gaps=last.gaps.get(name, 0))
     if lag is None:
         return status
-    stream = lag.stream
-    headroom_s = max(0.0, (stream.limit - lag.events) / stream.rate) if stream.rate else None
+    stream, events, lag_s = lag
+    headroom_s = max(0.0, (stream.limit - events) / stream.rate) if stream.rate else None
     return replace(
-        status, lag_events=lag.events, lag_s=lag.seconds, stream_length=stream.length, stream_limit=stream.limit,
+        status, lag_events=events, lag_s=lag_s, stream_length=stream.length, stream_limit=stream.limit,
         headroom_s=headroom_s,
     )  # fmt: skip

@@ -41,7 +41,7 @@ from bulltask.jobs.clock import mono_ms
 from bulltask.jobs.errors import BulltaskError, LakeError, did_you_mean
 from bulltask.lake.formatting import pluralize
 from bulltask.lake.records import to_json
-from bulltask.lake.status import describe_losses, retention_examples
+from bulltask.lake.status import SIZE_COLUMNS, describe_losses, stream_sizes
 from bulltask.transport.streams import RetentionNeed, StreamRetention
 
 if TYPE_CHECKING:
@@ -138,20 +138,16 @@ def run_command(ctx: click.Context, /, *, lake: Lake, once: bool, **options: Any
 def _pipeline(spark: Any, lake: Lake, source: QueueSource, options: Mapping[str, Any], number: int) -> Any:
     from bulltask.spark import Pipeline  # noqa: PLC0415 - slow
 
+    same = ("on_loss", "open_job_timeout", "max_events_per_trigger", "checkpoint", "starting", "metrics_host")
     port = options["metrics_port"]
-    metrics: Any = {} if port is None else {"metrics_port": port + number, "metrics_host": options["metrics_host"]}
     return Pipeline(
         spark,
         lake.of_broker(source.broker),
         queues=source.queues,
         **source.keywords,
         trigger=f"{round(options['trigger'] * 1000)} milliseconds",
-        on_loss=options["on_loss"],
-        open_job_timeout=options["open_job_timeout"],
-        max_events_per_trigger=options["max_events_per_trigger"],
-        checkpoint=options["checkpoint"],
-        starting=options["starting"],
-        **metrics,
+        metrics_port=None if port is None else port + number,
+        **{name: options[name] for name in same},
     )
 
 
@@ -337,7 +333,6 @@ _MIN_VERSIONS: Final = {
     "hiredis": (3,),
     "redis": (7,),
 }
-_PACKAGES: Final = ("pyspark", "pyarrow", "numpy", "hiredis")
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,24 +376,43 @@ def doctor_command(
     stream that is too short, or a queue cannot be recorded).
     """
     if show_sizes:
-        click.echo(_sizes())
+        click.echo(as_table(SIZE_COLUMNS, list(stream_sizes())))
         return
     need = RetentionNeed(trigger, batch_duration, outage)
     source = source_of(options)
-    requirements = [_java(), *map(_package, _PACKAGES)]
+    requirements = [_java(), *map(_package, ("pyspark", "pyarrow", "numpy", "hiredis"))]
     redis, streams, skipped = _check_redis(source)
     requirements.append(redis)
     diagnosis, findings = _diagnosis(ctx, options, streams, need)
     is_healthy = diagnosis.worst in {None, "notice"}
     ok = is_healthy and not skipped and all(not requirement.advice for requirement in requirements)
+    document = {
+        "ok": ok,
+        "required_s": need.seconds,
+        "requirements": to_json(requirements),
+        "queues": [
+            {
+                "queue": stream.queue,
+                "length": stream.length,
+                "max_length": stream.limit,
+                "events_per_s": stream.rate,
+                "retention_s": stream.retention_s,
+                "enough": stream.is_enough(need),
+                "recommended_max_length": stream.recommended_limit(need),
+            }
+            for stream in streams
+        ],
+        "findings": [it.to_json() for it in findings],
+        "not_examined": list(diagnosis.not_examined),
+        "skipped": to_json(skipped),
+    }
     if as_json:
-        found = {"findings": [it.to_json() for it in findings], "not_examined": list(diagnosis.not_examined)}
-        print_json({**_doctor_json(requirements, streams, need, ok=ok), **found, "skipped": to_json(skipped)})
+        print_json(document)
     else:
         from bulltask.cli.doctor import finding_lines  # noqa: PLC0415 - slow
 
-        lines = _doctor_lines(requirements, streams, need), finding_lines(diagnosis, findings)
-        echo("\n".join([*chain(*lines), *_skipped_queue_lines(skipped)]))
+        lines = _doctor_lines(document), finding_lines(diagnosis, findings), _skipped_queue_lines(skipped)
+        echo("\n".join(chain(*lines)))
     ctx.exit(0 if ok else 1)
 
 
@@ -460,81 +474,31 @@ def _check_redis(source: QueueSource) -> tuple[Requirement, list[StreamRetention
     return redis, [stream for _, stream, _ in observed.streams], observed.skipped
 
 
-def _doctor_json(
-    requirements: Sequence[Requirement], streams: Sequence[StreamRetention], need: RetentionNeed, *, ok: bool
-) -> dict[str, Any]:
-    return {
-        "ok": ok,
-        "required_s": need.seconds,
-        "requirements": to_json(requirements),
-        "queues": [
-            {
-                "queue": stream.queue,
-                "length": stream.length,
-                "max_length": stream.limit,
-                "events_per_s": stream.rate,
-                "retention_s": stream.retention_s,
-                "enough": stream.is_enough(need),
-                "recommended_max_length": stream.recommended_limit(need),
-            }
-            for stream in streams
-        ],
-    }
-
-
-def _doctor_lines(
-    requirements: Sequence[Requirement], streams: Sequence[StreamRetention], need: RetentionNeed
-) -> Iterator[str]:
-    yield as_table(
-        ("", "found", "needed", ""),
-        [
-            (it.name, it.version or "missing", f">= {'.'.join(map(str, _MIN_VERSIONS[it.name]))}", it.advice or "")
-            for it in requirements
-        ],
-    )
+def _doctor_lines(document: Mapping[str, Any]) -> Iterator[str]:
+    needed = {name: f">= {'.'.join(map(str, numbers))}" for name, numbers in _MIN_VERSIONS.items()}
+    requirements, queues = document["requirements"], document["queues"]
+    rows = [(it["name"], it["version"] or "missing", needed[it["name"]], it["advice"] or "") for it in requirements]
+    yield as_table(("", "found", "needed", ""), rows)
     formula = "max(2 x (trigger + batch duration), outage)"
-    yield f"\nAn event stream should keep events for {need.seconds:,.0f} s: {formula}."
-    if not streams:
-        if requirements[-1].version is not None:  # Redis is available
-            yield "No queues found."
-        return
-    yield as_table(
-        ("queue", "events now", "maxLen", "events/s", "retention", "verdict"),
-        [
-            (
-                stream.queue,
-                f"{stream.length:,}",
-                f"{stream.limit:,}",
-                "-" if stream.rate is None else f"{stream.rate:,.1f}",
-                "-" if stream.retention_s is None else f"{stream.retention_s:,.0f} s",
-                _verdict(stream, need),
-            )
-            for stream in streams
-        ],
-    )
+    yield f"\nAn event stream should keep events for {document['required_s']:,.0f} s: {formula}."
+    if queues:
+        yield as_table(
+            ("queue", "events now", "maxLen", "events/s", "retention", "verdict"), list(map(_stream_row, queues))
+        )
+    elif requirements[-1]["version"] is not None:  # Redis is available
+        yield "No queues found."
 
 
-def _verdict(stream: StreamRetention, need: RetentionNeed) -> str:
-    enough = stream.is_enough(need)
-    if enough is None:
-        return "no events yet"
-    return "long enough" if enough else f"too short: set streams.events.maxLen to {stream.recommended_limit(need):,}"
-
-
-def _sizes() -> str:
-    return as_table(
-        ("jobs/s", "events/s", "10,000 events cover", "maxLen for 30 s", "maxLen for 15 min", "memory"),
-        [
-            (
-                f"{item.jobs_per_s:,}",
-                f"{item.events_per_s:,.0f}",
-                f"{item.default_retention_s:,.1f} s",
-                f"{item.half_minute:,}",
-                f"{item.quarter_hour:,}",
-                f"{item.quarter_hour_mb:,.0f} MB",
-            )
-            for item in retention_examples()
-        ],
+def _stream_row(stream: Mapping[str, Any]) -> tuple[str, ...]:
+    rate, retention_s, enough = (stream[name] for name in ("events_per_s", "retention_s", "enough"))
+    short = f"too short: set streams.events.maxLen to {stream['recommended_max_length'] or 0:,}"
+    return (
+        stream["queue"],
+        f"{stream['length']:,}",
+        f"{stream['max_length']:,}",
+        "-" if rate is None else f"{rate:,.1f}",
+        "-" if retention_s is None else f"{retention_s:,.0f} s",
+        "no events yet" if enough is None else "long enough" if enough else short,
     )
 
 
@@ -632,9 +596,8 @@ def _show_replay(result: ReplayResult) -> None:
     if result.open_again:
         click.echo(f"Skipped, because they were retried and have not finished: {result.open_again:,}")
     if result.unknown:
-        named = ", ".join(map(in_one_line, result.unknown_ids)) + (
-            ", ..." if result.unknown > len(result.unknown_ids) else ""
-        )
+        more = ["..."] if result.unknown > len(result.unknown_ids) else []
+        named = ", ".join([*map(in_one_line, result.unknown_ids), *more])
         click.echo(f"Skipped, because neither Redis nor a snapshot has their data: {result.unknown:,}, {named}")
     if result.sample:
         heads = ("queue", "job_id", "name", "state", "failed_reason", "data")

@@ -235,8 +235,8 @@ def pipeline_status(lake: Lake, source: Mapping[str, str]) -> PipelineStatus:
             lags, skipped = _lags(connection, observed, {} if head is None else head.last_ids), observed.skipped
     except BulltaskError as exc:
         redis_error = str(exc)
-    status = status_of(lake.root, head, lags, writer_pid=writer_pid(lake), redis_error=redis_error, skipped=skipped)
-    return replace(status, broker=lake.broker)
+    status, pid = status_of(lake.root, head, lags), writer_pid(lake)
+    return replace(status, writer_pid=pid, redis_error=redis_error, skipped=skipped, broker=lake.broker)
 
 
 def _lags(connection: Connection, observed: ObservedStreams, ends: Mapping[str, str]) -> dict[str, Lag]:
@@ -250,5 +250,5 @@ def _lags(connection: Connection, observed: ObservedStreams, ends: Mapping[str, 
             if last != BEGINNING:
                 unread.append((keys, last, state.last))
     for queue, events in _count_entries(connection, unread).items():
-        lags[queue] = replace(lags[queue], events=events)
+        lags[queue] = lags[queue]._replace(events=events)
     return lags
