@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
@@ -14,7 +14,7 @@ from bulltask.cli.terminal import echo, in_one_line, print_json
 from bulltask.config.process import stop_signals
 from bulltask.config.urls import redact_secrets
 
-__all__ = ["outbox"]
+__all__ = ["outbox", "outbox_json", "outbox_line"]
 
 
 @click.group("outbox", cls=HintGroup, short_help="Send and count the rows of an app's outboxes.")
@@ -62,22 +62,24 @@ def status(ctx: click.Context, /, *, max_age: float | None, as_json: bool, **opt
     app = load_tasks(ctx, options)[1]
     backlogs = [outbox.backlog() for outbox in app._outboxes]
     if as_json:
-        rows = [
-            {
-                "waiting": each.waiting,
-                "oldest": each.oldest_s,
-                "failed": each.failed,
-                "errors": {row_id: redact_secrets(error) for row_id, error in each.errors.items()},
-            }
-            for each in backlogs
-        ]
-        print_json({"outboxes": rows})
+        print_json({"outboxes": list(map(outbox_json, backlogs))})
     else:
         for number, each in enumerate(backlogs):
-            click.echo(f"outbox {number}: {each.waiting} waiting, oldest {each.oldest_s:.1f} s, {each.failed} failed")
+            click.echo(outbox_line(number, outbox_json(each)))
             for line in _failed_rows(each):
                 echo(line)
     ctx.exit(1 if any(max_age is not None and each.oldest_s > max_age for each in backlogs) else 0)
+
+
+def outbox_json(backlog: Any) -> dict[str, Any]:
+    """Return an outbox's backlog as a JSON document has it."""
+    errors = {row_id: redact_secrets(error) for row_id, error in backlog.errors.items()}
+    return {"waiting": backlog.waiting, "oldest": backlog.oldest_s, "failed": backlog.failed, "errors": errors}
+
+
+def outbox_line(number: int, row: Mapping[str, Any]) -> str:
+    """Return a line with the counts in an :func:`outbox_json`."""
+    return f"outbox {number}: {row['waiting']} waiting, oldest {row['oldest']:.1f} s, {row['failed']} failed"
 
 
 def _failed_rows(backlog: Any) -> Iterator[str]:

@@ -19,16 +19,16 @@ from bulltask.cli.app_loader import load_app_or_broker
 from bulltask.cli.job import known_queues
 from bulltask.cli.jobs import failures_json, failures_text, group_failures
 from bulltask.cli.options import operator_options
+from bulltask.cli.outbox import outbox_json, outbox_line
 from bulltask.cli.terminal import as_table, duration_text, in_one_line, safe, stamp, time_of
+from bulltask.cli.workers import task_names, worker_pages, workers_json
 from bulltask.config.config import SETTINGS
 from bulltask.config.urls import redact_secrets
-from bulltask.lake.formatting import json_text, pluralize
+from bulltask.lake.formatting import json_text
 from bulltask.queue.fields import ALL_STATES
-from bulltask.queue.overview import read_figures
+from bulltask.queue.overview import read_figures, read_fleet
 from bulltask.transport.call import command, info_by_name
-from bulltask.transport.operation import run_sync
 from bulltask.transport.scripts.queue import QueueFigures, get_meta
-from bulltask.transport.workers import WorkerState, read_workers
 
 _PACKAGES: Final = (
     *("bulltask", "redis", "hiredis", "click", "msgpack", "uuid-utils"),
@@ -61,8 +61,10 @@ def report(ctx: click.Context, /, *, output: IO[str] | None, as_json: bool, **op
     What Redis does not permit, or cannot answer, is listed. Exit codes: 0 (done), 1 (an error).
     """
     with closing(load_app_or_broker(ctx, options)) as app:
-        document = _without_secrets(_collect(app))
-    click.echo(json_text(document) if as_json else "\n".join(_text(document)), file=output)
+        collected, workers = _collect(app)
+    document = _without_secrets(collected)
+    text = json_text(document) if as_json else "\n".join(_text(document, _without_secrets(workers)))
+    click.echo(text, file=output)
 
 
 def _without_secrets(value: Any) -> Any:
@@ -73,7 +75,8 @@ def _without_secrets(value: Any) -> Any:
     return [_without_secrets(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _collect(app: App) -> dict[str, Any]:
+def _collect(app: App) -> tuple[dict[str, Any], list[str]]:
+    """Return the document, and the lines about the workers."""
     missing: list[str] = []
 
     def attempt(what: str, read: Callable[[], Any], default: Any) -> Any:
@@ -95,7 +98,8 @@ def _collect(app: App) -> dict[str, Any]:
         with app._broker.pool.client() as client:
             return read_figures(client, list(map(app._broker.keys, names)))
 
-    return {
+    workers, worker_lines = attempt("the workers", lambda: _workers(app, names), ([], []))
+    document = {
         "at": datetime.now(UTC).isoformat(),
         "versions": _versions(),
         "settings": _settings(app),
@@ -103,11 +107,12 @@ def _collect(app: App) -> dict[str, Any]:
         "queues": attempt("the queues", lambda: _queues(app, names, figures), []),
         "reasons": attempt("why jobs wait", lambda: _reasons(app, figures), []),
         "schedules": attempt("the schedules", lambda: _schedules(app, names), []),
-        "workers": attempt("the workers", lambda: _workers(app, names), []),
+        "workers": workers,
         "failures": attempt("the failures", lambda: _failures(app, names), []),
-        "outboxes": attempt("the outboxes", lambda: _outboxes(app), []),
+        "outboxes": attempt("the outboxes", lambda: [outbox_json(outbox.backlog()) for outbox in app._outboxes], []),
         "not_available": missing,
     }
+    return document, worker_lines
 
 
 def _versions() -> dict[str, str]:
@@ -187,17 +192,13 @@ def _schedules(app: App, names: list[str]) -> list[dict[str, Any]]:
     ]
 
 
-def _workers(app: App, names: list[str]) -> list[dict[str, Any]]:
-    states: dict[str, WorkerState | None] = {}
+def _workers(app: App, names: list[str]) -> tuple[list[dict[str, Any]], list[str]]:
     with app._broker.pool.client() as client:
         client.connect()  # sets the clock
-        operation = read_workers(list(map(app._broker.keys, names)), app._broker.clock.now_ms())
-        for of_queue in run_sync(client, operation) if names else ():
-            states |= of_queue
-    return [
-        {"id": worker_id, "state": "unknown"} if state is None else state.to_dict()
-        for worker_id, state in states.items()
-    ]
+        now_ms = app._broker.clock.now_ms()
+        fleet = read_fleet(client, list(map(app._broker.keys, names)), now_ms)
+        tasks = task_names(client, app, fleet)
+    return workers_json(app, fleet, tasks, now_ms)["workers"], list(worker_pages(app, fleet, tasks, now_ms))
 
 
 def _failures(app: App, names: list[str]) -> list[dict[str, Any]]:
@@ -205,73 +206,34 @@ def _failures(app: App, names: list[str]) -> list[dict[str, Any]]:
     return [{**failures_json(group), "example": group.example, "text": failures_text(group)} for group in groups]
 
 
-def _outboxes(app: App) -> list[dict[str, Any]]:
-    backlogs = [outbox.backlog() for outbox in app._outboxes]
-    return [{"waiting": each.waiting, "oldest": each.oldest_s, "failed": each.failed} for each in backlogs]
-
-
-def _text(document: Mapping[str, Any]) -> Iterator[str]:
+def _text(document: Mapping[str, Any], workers: Sequence[str]) -> Iterator[str]:
     yield f"bulltask report, {document['at']}"
-    for title in ("versions", "settings", "redis"):
-        yield from ("", title)
-        yield from (f"  {in_one_line(name)}: {in_one_line(str(value))}" for name, value in document[title].items())
-    yield from _queues_text(document["queues"])
-    yield from _waiting_text(document)
-    yield from ("", f"workers: {len(document['workers'])}")
-    for worker in document["workers"]:
-        yield from _worker_text(worker)
-    if rows := document["failures"]:
-        yield from ("", "failures")
-        names = ("count", "queue", "task", "last", "text")
-        table = [[in_one_line(str(row[name]), 100) for name in names] for row in rows]
-        yield as_table((*names[:-1], "error"), table)
-    if document["outboxes"]:
-        yield from ("", "outboxes")
-    for number, each in enumerate(document["outboxes"]):
-        yield f"  {number}: {each['waiting']} waiting, oldest {each['oldest']:.1f} s, {each['failed']} failed"
-    if document["not_available"]:
-        yield from ("", "not available")
-        yield from (f"  {safe(line)}" for line in document["not_available"])
+    for title, lines in _sections(document, workers).items():
+        if lines:
+            yield from ("", title, *lines)
 
 
-def _waiting_text(document: Mapping[str, Any]) -> Iterator[str]:
-    if reasons := document["reasons"]:
-        yield from ("", "why jobs wait")
-        yield from (f"  {in_one_line(each['queue'])}: {in_one_line(each['sentence'], 1_000)}" for each in reasons)
-    if schedules := document["schedules"]:
-        yield from ("", "schedules")
-        names = ("queue", "id", "task", "rule", "next")
-        yield as_table(names, [[in_one_line(str(each[name])) for name in names] for each in schedules])
-
-
-def _worker_text(worker: Mapping[str, Any]) -> Iterator[str]:
-    yield f"  {in_one_line(worker['id'])}: {in_one_line(worker['state'])}"
-    if (host := worker.get("host")) is None:
-        return
-    started = stamp(time_of(worker["started_ms"])).partition(".")[0]
-    lines = [
-        f"app {worker['app']}, bulltask {worker['version']}, Python {worker['python']}",
-        f"host {host}, pid {worker['pid']}, since {started} UTC",
-        *(f"queue {queue}" for queue in worker["queues"]),
-        *(f"limit of {task}: {rate}" for task, rate in worker.get("rate_limits", {}).items()),
-        *(f"limit of queue {queue}: {value}" for queue, value in worker.get("limiter", {}).items()),
-    ]
-    yield from (f"    {in_one_line(line)}" for line in lines)
-    for child in worker.get("children", ()):
-        memory = "?" if child["rss_kib"] is None else f"{child['rss_kib'] / 1024:,.0f}"
-        jobs = pluralize(len(child["jobs"]), "job")
-        yield f"    child {child['pid']}: {in_one_line(child['state'])}, {memory} MiB, {jobs}"
-
-
-def _queues_text(queues: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    if not queues:
-        return
-    yield from ("", "queues")
+def _sections(document: Mapping[str, Any], workers: Sequence[str]) -> dict[str, list[str]]:
+    queues, reasons = document["queues"], document["reasons"]
     rows = [
         (each["queue"], *(f"{each[state]:,}" for state in ALL_STATES), duration_text(each["oldest_waiting"]))
         for each in queues
     ]
-    yield as_table(("queue", *ALL_STATES, "oldest"), rows)
-    for each in queues:
-        meta = ", ".join(f"{name}={value}" for name, value in sorted(each["meta"].items()))
-        yield f"  {in_one_line(each['queue'])}: {in_one_line(meta)}"
+    metas = [", ".join(f"{name}={value}" for name, value in sorted(each["meta"].items())) for each in queues]
+    return {
+        **{
+            title: [f"  {in_one_line(name)}: {in_one_line(str(value))}" for name, value in document[title].items()]
+            for title in ("versions", "settings", "redis")
+        },
+        "queues": [as_table(("queue", *ALL_STATES, "oldest"), rows, list(map(in_one_line, metas)))] if rows else [],
+        "why jobs wait": [f"  {in_one_line(it['queue'])}: {in_one_line(it['sentence'], 1_000)}" for it in reasons],
+        "schedules": _table(document["schedules"], ("queue", "id", "task", "rule", "next")),
+        "workers": [safe(page) for page in workers] or ["  none"],
+        "failures": _table(document["failures"], ("count", "queue", "task", "last", "text")),
+        "outboxes": [f"  {outbox_line(number, row)}" for number, row in enumerate(document["outboxes"])],
+        "not available": [f"  {safe(line)}" for line in document["not_available"]],
+    }
+
+
+def _table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
+    return [as_table(names, [[in_one_line(str(row[name]), 100) for name in names] for row in rows])] if rows else []

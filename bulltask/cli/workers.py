@@ -19,7 +19,7 @@ from bulltask.queue.overview import SILENT, ConnectedWorker, Fleet, read_fleet
 from bulltask.transport.call import Call, SyncClient, command
 from bulltask.transport.workers import WorkerChild, WorkerJob, WorkerState
 
-__all__ = ["OTHERS_UNKNOWN", "task_names", "worker_pages", "workers"]
+__all__ = ["OTHERS_UNKNOWN", "task_names", "worker_pages", "workers", "workers_json"]
 
 OTHERS_UNKNOWN: Final = "Workers that do not report their state are unknown: CLIENT LIST is not permitted."
 _SHOWN_JOBS: Final = 5
@@ -44,7 +44,7 @@ def workers(ctx: click.Context, /, *, queues: str | None, **options: Any) -> Non
         fleet = read_fleet(client, keys, now_ms)
         tasks = task_names(client, app, fleet)
     if options["as_json"]:
-        print_json(_to_json(app, fleet, tasks, now_ms))
+        print_json(workers_json(app, fleet, tasks, now_ms))
     else:
         if pages := list(worker_pages(app, fleet, tasks, now_ms)):
             echo("\n\n".join(pages))
@@ -132,7 +132,8 @@ def _memory(rss_kib: int | None) -> str:
     return "unknown" if rss_kib is None else f"{rss_kib / 1024:.0f} MiB"
 
 
-def _to_json(app: App, fleet: Fleet, tasks: _Names, now_ms: int) -> dict[str, Any]:
+def workers_json(app: App, fleet: Fleet, tasks: _Names, now_ms: int) -> dict[str, Any]:
+    """Return the workers as a JSON document has them."""
     hash_tag = app._config.queue_hash_tag
     return {
         "at": iso(now_ms),
