@@ -37,8 +37,8 @@ _UNITS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
 
 _NAME_WIDTH: Final = 11
 
-_NUMBER: Final = re.compile(r"-|[\d,.]+( ?[a-zA-Z%]+)?")
-"""A number with an optional unit. Times and ids do not match, although they begin with digits."""
+_NUMBER: Final = re.compile("[-\N{EN DASH}]|([<>] )?-?[\\d,.]+( ?[a-zA-Z%]+)?")
+"""A number with an optional unit, or a dash. Times and ids do not match, although they begin with digits."""
 
 
 def as_table(head: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = (), gap: str = "  ") -> str:

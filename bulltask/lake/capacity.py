@@ -11,12 +11,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Any, Final
 
 from bulltask.jobs.clock import Duration, to_ms
 from bulltask.jobs.errors import ConfigError
 from bulltask.lake.formatting import Unit, format_value, pluralize
 from bulltask.lake.log_histogram import mean_and_variance, merge_histograms
+from bulltask.lake.records import Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ def min_slots(load: Load, max_wait_s: float, target: float) -> int:
     return high
 
 
-Row = Mapping[str, Any]
+_number: Final = partial(format_value, unit=Unit.NUMBER)
 
 _NEIGHBORS: Final = 3
 """How many lower and higher values are listed next to the recommended concurrency."""
@@ -118,9 +120,7 @@ class Recommendation:
         max_wait_s: The longest wait that meets the target, in seconds.
         target: The target fraction of attempts, 0 to 1.
         peak_minute: The start of the busiest minute, in which the most work arrived.
-        attempts_per_s: Attempts per second that arrived in that minute.
-        run_s: Their mean run time in seconds.
-        load: The number of slots that these attempts keep busy, times the peak factor.
+        load: The load in that minute, times the peak factor.
         estimates: The effect of this and other values of the concurrency, in ascending order.
         reasoning: How the number was computed, in sentences.
         assumptions: The assumptions of the model.
@@ -130,9 +130,7 @@ class Recommendation:
     max_wait_s: float
     target: float
     peak_minute: datetime
-    attempts_per_s: float
-    run_s: float
-    load: float
+    load: Load
     estimates: tuple[Estimate, ...]
     reasoning: tuple[str, ...]
     assumptions: tuple[str, ...]
@@ -188,24 +186,16 @@ def recommend(
         Estimate(number, 1 - load.late_fraction(number, max_wait_s), min(load.busy_slots / number, 1.0))
         for number in numbers
     )
-    reasoning = [
+    reasoning = (
         *_explain_load(peak, len(minutes), load, peak_factor),
         *_explain_estimates(estimates, concurrency, max_wait_s, load),
         *_explain_observed(list(capacity_minutes), len(incomplete)),
-    ]
-    return Recommendation(
-        concurrency, max_wait_s, target, peak.at, load.per_s / peak_factor, load.run_s, load.busy_slots, estimates,
-        tuple(reasoning), _ASSUMPTIONS,
-    )  # fmt: skip
+    )
+    return Recommendation(concurrency, max_wait_s, target, peak.at, load, estimates, reasoning, _ASSUMPTIONS)
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """The work of a task's average job: attempts, and the mean and variance of their run times in ms."""
-
-    attempts: float
-    mean_ms: float
-    variance: float
+_Work = tuple[float, float, float]
+"""The work of a task's average job: attempts, and the mean and variance of their run times in ms."""
 
 
 @dataclass(slots=True)
@@ -224,7 +214,7 @@ class _Minute:
         return Load(self.attempts * factor / 60, mean_ms / 1000, max(variation, 0.0))
 
 
-def _tasks(rows: list[Row]) -> dict[tuple[Any, Any], _Task]:
+def _tasks(rows: list[Row]) -> dict[tuple[Any, Any], _Work]:
     """Return the work of an average job for each task that has run, from all minutes."""
     by_task = defaultdict(list)
     for row in rows:
@@ -235,23 +225,21 @@ def _tasks(rows: list[Row]) -> dict[tuple[Any, Any], _Task]:
         final = sum(row["completed"] + row["failed"] for row in task_rows)
         repeated = sum(row["requeued"] + row["stalled"] + row["waiting_children"] for row in task_rows)
         if runs:
-            tasks[task] = _Task((final + repeated) / final if final else 1.0, *mean_and_variance(runs))
+            tasks[task] = (final + repeated) / final if final else 1.0, *mean_and_variance(runs)
     return tasks
 
 
-def _minutes(rows: list[Row], tasks: Mapping[tuple[Any, Any], _Task]) -> dict[datetime, _Minute]:
+def _minutes(rows: list[Row], tasks: Mapping[tuple[Any, Any], _Work]) -> dict[datetime, _Minute]:
     """Return the work that arrived in each minute, for tasks whose work is known."""
     minutes: dict[datetime, _Minute] = {}
     for row in rows:
-        task = tasks.get((row["queue"], row["name"]))
-        if task is None or not row["added"]:
-            continue
-        minute = minutes.setdefault(row["minute"], _Minute(row["minute"]))
-        attempts = row["added"] * task.attempts
-        minute.jobs += row["added"]
-        minute.attempts += attempts
-        minute.busy_ms += attempts * task.mean_ms
-        minute.squares += attempts * (task.variance + task.mean_ms**2)
+        if row["added"] and (task := tasks.get((row["queue"], row["name"]))) is not None:
+            attempts, mean_ms, variance = row["added"] * task[0], *task[1:]
+            minute = minutes.setdefault(row["minute"], _Minute(row["minute"]))
+            minute.jobs += row["added"]
+            minute.attempts += attempts
+            minute.busy_ms += attempts * mean_ms
+            minute.squares += attempts * (variance + mean_ms**2)
     return minutes
 
 
@@ -259,12 +247,12 @@ def _explain_load(peak: _Minute, minutes: int, load: Load, factor: float) -> lis
     observed = peak.load(1.0)
     return [
         f"The busiest of {pluralize(minutes, 'minute')} with new jobs begins at {peak.at:%Y-%m-%d %H:%M} UTC:"
-        f" {pluralize(peak.jobs, 'job')} ({_significant(peak.jobs / 60)} per second) with"
-        f" {pluralize(peak.attempts / peak.jobs, 'attempt', _significant)} each.",
+        f" {pluralize(peak.jobs, 'job')} ({_number(peak.jobs / 60)} per second) with"
+        f" {pluralize(peak.attempts / peak.jobs, 'attempt', _number)} each.",
         f"An attempt runs for {format_value(observed.run_s, Unit.SECONDS)} on average, which keeps"
-        f" {pluralize(observed.busy_slots, 'slot', _significant)} busy all the time.",
+        f" {pluralize(observed.busy_slots, 'slot', _number)} busy all the time.",
         f"Multiplied by the peak factor {factor:g}, for bursts and growth, this is"
-        f" {pluralize(load.busy_slots, 'slot', _significant)}.",
+        f" {pluralize(load.busy_slots, 'slot', _number)}.",
     ]
 
 
@@ -284,7 +272,7 @@ def _explain_estimates(estimates: tuple[Estimate, ...], concurrency: int, max_wa
     lines = [f"{text} (Erlang C)."]
     if load.variation > 1:
         lines.append(
-            f"Run times vary widely (the variance is {_significant(load.variation)} times the square of the mean; the"
+            f"Run times vary widely (the variance is {_number(load.variation)} times the square of the mean; the"
             " model assumes 1), so the estimates of long waits were increased in proportion."
         )
     return lines
@@ -297,17 +285,9 @@ def _explain_observed(rows: list[Row], incomplete: int) -> list[str]:
         for row in rows:
             busy[row["minute"]] += row["busy_slots"]
             peak[row["minute"]] += row["peak_slots"]
-        mean = pluralize(sum(busy.values()) / len(busy), "busy slot", _significant)
+        mean = pluralize(sum(busy.values()) / len(busy), "busy slot", _number)
         minutes = pluralize(len(busy), "minute")
         lines.append(f"Observed in {minutes}: {mean} on average, {max(peak.values()):,} at most.")
     if incomplete:
         lines.append(f"Not counted: {pluralize(incomplete, 'minute')} with lost events, which may have been busier.")
     return lines
-
-
-def _significant(number: float) -> str:
-    """Return a number of at least 0 with three significant digits and no exponent."""
-    if 0 < number < 0.001:
-        return "less than 0.001"
-    text = f"{number:.3g}"
-    return f"{number:,.0f}" if "e" in text or number >= 1_000 else text

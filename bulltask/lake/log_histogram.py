@@ -42,15 +42,9 @@ def merge_histograms(histograms: Iterable[Histogram | Iterable[tuple[int, int]] 
     """
     total: Counter[int] = Counter()
     for histogram in histograms:
-        for bucket, count in _pairs(histogram):
+        for bucket, count in histogram.items() if isinstance(histogram, Mapping) else histogram or ():
             total[bucket] += count
     return dict(sorted(total.items()))
-
-
-def _pairs(histogram: Histogram | Iterable[tuple[int, int]] | None) -> Iterable[tuple[int, int]]:
-    if histogram is None:
-        return ()
-    return histogram.items() if isinstance(histogram, Mapping) else histogram
 
 
 def percentile(counts: Histogram, quantile: float) -> int | None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bulltask.errors import ConfigError, LakeError
+from bulltask.lake.log_histogram import percentile
 from bulltask.lake.reader import GapRow
 from bulltask.lake.report import sections
 from bulltask.lake.report.data import (
@@ -75,8 +76,8 @@ def test_a_tasks_percentiles_are_computed_across_all_minutes(lake: LakeBuilder) 
     rows = [task_minute("10:00", waits=[10] * 99, runs=[1]), task_minute("10:01", waits=[40_000], runs=[1])]
     lake.gold("task_minute", rows)
     [task] = by_task(ReportData(lake.lake, DAY))
-    assert (task.wait(0.5), task.wait(0.99)) == (10, 10)
-    assert task.wait(1.0) == pytest.approx(40_000, rel=0.01)
+    assert (percentile(task.wait, 0.5), percentile(task.wait, 0.99)) == (10, 10)
+    assert percentile(task.wait, 1.0) == pytest.approx(40_000, rel=0.01)
 
 
 def test_a_percentile_chart_has_gaps_where_there_are_no_attempts(lake: LakeBuilder) -> None:
@@ -137,7 +138,7 @@ def test_tasks_after_the_fourteenth_are_added_up_in_one_row(lake: LakeBuilder) -
     assert [task.label for task in report.tasks[:2]] == ["t199", "t198"]  # the busiest
     assert (len(report.tasks), report.tasks[-1].label) == (MAX_TASKS, "186 others")
     assert sum(task.counts["finished"] for task in report.tasks) == 200
-    assert sum(sum(task.runs.values()) for task in report.tasks) == 200
+    assert sum(sum(task.run.values()) for task in report.tasks) == 200
     assert [cost.name for cost in report.costs[14:]] == ["186 others"]
     assert sum(cost.cost or 0 for cost in report.costs) == 300
     assert [curve.others for curve in report.charts["wait"].curves] == [False] * 6 + [True]
@@ -152,7 +153,10 @@ def test_a_row_without_a_task_name_counts_only_if_attempts_ran(lake: LakeBuilder
     lake.gold("task_minute", [task_minute("10:00", None, complete=False), task_minute("10:00", finished=1)])
     assert [task.label for task in by_task(ReportData(lake.lake, DAY))] == ["send"]
     lake.gold("task_minute", [task_minute("10:01", None, runs=[5])])
-    assert {task.label: task.run(0.5) for task in by_task(ReportData(lake.lake, DAY))} == {"send": None, UNKNOWN: 5}
+    assert {task.label: percentile(task.run, 0.5) for task in by_task(ReportData(lake.lake, DAY))} == {
+        "send": None,
+        UNKNOWN: 5,
+    }
 
 
 def test_objectives_of_several_days_are_combined(lake: LakeBuilder) -> None:
@@ -373,8 +377,8 @@ def test_a_concurrency_is_recommended_for_all_queues_and_for_each_queue(lake: La
     report = build_report(lake)
     assert report.recommendations.overall
     overall, by_queue_name = report.recommendations.overall, report.recommendations.by_queue
-    assert overall.load == pytest.approx(11 * 1.2, rel=0.02)
-    assert by_queue_name["mail"].load == pytest.approx(1.2, rel=0.02)
+    assert overall.load.busy_slots == pytest.approx(11 * 1.2, rel=0.02)
+    assert by_queue_name["mail"].load.busy_slots == pytest.approx(1.2, rel=0.02)
     assert by_queue_name["mail"].concurrency + by_queue_name["images"].concurrency >= overall.concurrency >= 14
 
 
@@ -387,16 +391,9 @@ def test_the_recommendation_is_based_on_the_busiest_day(lake: LakeBuilder) -> No
     assert report.recommendations.overall.peak_minute.date() == date(2026, 11, 22)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("2026-11-23..2026-11-22", "ends before it begins"),
-        ("2024-01-01..2026-11-22", "more than 366 days"),
-    ],
-)
-def test_an_invalid_period_is_rejected(text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        period(text)
+def test_a_period_of_more_than_a_year_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="more than 366 days"):
+        period("2024-01-01..2026-11-22")
 
 
 def test_a_period_has_a_title() -> None:

@@ -6,14 +6,16 @@ All but ``build`` run without Java.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from bulltask.cli.options import day, days, duration_option, json_option, lake_option, moment
+from bulltask.cli.options import days, duration_option, json_option, lake_option, moment
 from bulltask.cli.pipeline import EXIT_LOST, open_session, spark_options
 from bulltask.cli.terminal import as_table, echo, print_json
 from bulltask.config.parsers import parse_names
@@ -87,29 +89,7 @@ def maintain_command(*, lake: Lake, keep: tuple[str, ...], target_mb: float, dry
     from bulltask.lake.maintenance import maintain, parse_retention  # noqa: PLC0415 - slow
 
     results = maintain(lake, keep=parse_retention(keep), target_mb=target_mb, dry_run=dry_run)
-    if as_json:
-        print_json({"dry_run": dry_run, "tables": to_json(results)})
-        return
-    _show(
-        ("table", "days removed", "days merged", "files", "rows", "MB", "files deleted"),
-        (
-            (
-                result.table,
-                result.expired_days,
-                result.merged_days,
-                _change(result.files_before, result.files_after, dry_run=dry_run),
-                _change(result.rows_before, result.rows_after, dry_run=dry_run),
-                _change(result.bytes_before / 1e6, result.bytes_after / 1e6, dry_run=dry_run, form=",.1f"),
-                result.deleted_files,
-            )
-            for result in results
-        ),
-    )
-    _end_dry_run(dry_run, "without --dry-run")
-
-
-def _change(before: float, after: float, *, dry_run: bool, form: str = ",") -> str:
-    return f"{before:{form}}" if dry_run else f"{before:{form}} -> {after:{form}}"
+    _print_changes(results, as_json, dry_run, "without --dry-run")
 
 
 @click.command("forget", short_help="Remove jobs from all tables and their old versions.")
@@ -158,18 +138,9 @@ def forget_command(
     else:
         table, jobs = JOBS, {job for job_id in job_ids for job in jobs_with_id(lake, job_id, queue)}
     results = forget(lake, jobs, last=table, reason=reason, dry_run=not yes) if jobs else []
-    if as_json:
-        print_json({"dry_run": not yes, "jobs": len(jobs), "tables": to_json(results)})
-        return
-    if not jobs:
-        click.echo("No such jobs.")
-        return
-    click.echo(f"{pluralize(len(jobs), 'job')} {'removed' if yes else 'selected'}")
-    _show(
-        ("table", "rows", "files rewritten", "old files deleted"),
-        ((result.table, result.rows, result.files, result.old_files) for result in results),
-    )
-    _end_dry_run(not yes, "with --yes")
+    if not as_json:
+        click.echo(f"{pluralize(len(jobs), 'job')} {'removed' if yes else 'selected'}" if jobs else "No such jobs.")
+    _print_changes(results, as_json, not yes, "with --yes", jobs=len(jobs))
 
 
 @click.command("migrate-lake", short_help="Make Delta tables of a lake of an older version.")
@@ -185,32 +156,29 @@ def migrate_command(*, lake: Lake, yes: bool, as_json: bool) -> None:
     from bulltask.lake.legacy import migrate  # noqa: PLC0415 - slow
 
     results = migrate(lake, dry_run=not yes)
+    _print_changes(results, as_json, not yes, "with --yes")
+
+
+def _print_changes(results: Sequence[Any], as_json: bool, dry_run: bool, how: str, **more: Any) -> None:
+    """Print what was done with each table, with ``3 -> 1`` for what was before and after; in a dry run only before."""
     if as_json:
-        print_json({"dry_run": not yes, "tables": to_json(results)})
+        print_json({"dry_run": dry_run, **more, "tables": to_json(results)})
         return
-    _show(
-        ("table", "days", "files", "new files", "rows", "new rows", "MB"),
-        (
-            (
-                result.table, result.days, result.files_before, result.files_after, result.rows_before,
-                result.rows_after, result.bytes_before / 1e6,
-            )
-            for result in results
-        ),
-    )  # fmt: skip
-    _end_dry_run(not yes, "with --yes")
+    if not results:
+        return
+    columns: defaultdict[str, list[str]] = defaultdict(list)
+    for field in fields(results[0]):
+        if not (dry_run and field.name.endswith("_after")):
+            columns[field.name.removesuffix("_before").removesuffix("_after").replace("_", " ")].append(field.name)
 
+    def text(result: Any, name: str) -> str:
+        value = getattr(result, name)
+        return (
+            value if isinstance(value, str) else f"{value / 1e6:,.1f} MB" if name.startswith("bytes") else f"{value:,}"
+        )
 
-def _show(head: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> None:
-    def text(value: Any) -> str:
-        if value is None or isinstance(value, datetime):
-            return "-" if value is None else f"{value:%Y-%m-%d %H:%M:%S}"
-        return value if isinstance(value, str) else f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
-
-    click.echo(as_table(head, [tuple(map(text, row)) for row in rows]))
-
-
-def _end_dry_run(dry_run: bool, how: str) -> None:
+    rows = [[" -> ".join(text(result, name) for name in names) for names in columns.values()] for result in results]
+    click.echo(as_table(list(columns), rows))
     if dry_run:
         click.echo(f"\nDry run: nothing was changed. Run the command again {how}.")
 
@@ -233,6 +201,7 @@ def gaps_command(
     Exit codes: 0 (no gaps in that period), 3 (there are gaps).
     """
     from bulltask.lake import reader  # noqa: PLC0415 - slow
+    from bulltask.lake.report.sections import table_of  # noqa: PLC0415 - slow
 
     table_reader, names = reader.TableReader(lake), None
     if queues.strip() != "*":
@@ -250,14 +219,7 @@ def gaps_command(
             else "No gaps, and no events: no batch has been written yet."
         )
     else:
-        _show(
-            ("queue", "lost events", "reason", "last event before", "first event after", "jobs backfilled"),
-            (
-                (gap.queue, lost, gap.loss_reason, gap.last_at_before, gap.first_at_after, gap.backfilled_jobs)
-                for gap in gap_rows
-                for lost in [f"{'' if gap.exact else '>= '}{gap.lost:,}"]
-            ),
-        )
+        click.echo(_as_text(table_of(reader.GapRow, gap_rows)))
         click.echo(f"\n{pluralize(len(gap_rows), 'gap')}, {pluralize(sum(gap.lost for gap in gap_rows), 'event')} lost")
     ctx.exit(EXIT_LOST if gap_rows else 0)
 
@@ -273,12 +235,12 @@ _BY_SUFFIX: Final[Mapping[str, str]] = {".html": "html", ".md": "md", ".json": "
 @lake_option(extra="report")
 @click.option(
     "--day",
-    "one_day",
-    type=day,
-    metavar="DAY",
-    help="Day (UTC) of the report (default: the last day that has gold tables).",
+    "--days",
+    "report_days",
+    type=days,
+    metavar="DAY[..DAY]",
+    help="Day or range of days (UTC), inclusive (default: the last day that has gold tables).",
 )
-@click.option("--days", "day_range", type=days, metavar="DAY..DAY", help="Range of days (UTC), inclusive.")
 @click.option("--queues", help="Names of queues, comma-separated (default: all).")
 @click.option(
     "--format",
@@ -308,8 +270,7 @@ def report_command(
     *,
     section: str | None,
     lake: Lake,
-    one_day: date | None,
-    day_range: list[date] | None,
+    report_days: list[date] | None,
     queues: str | None,
     output_format: str | None,
     output: Path | None,
@@ -321,14 +282,12 @@ def report_command(
     the capacity target. Requires the report extra (pip install 'bulltask[report]'), but no Java.
     """
     output_format = _output_format(section, output_format, output)
-    if one_day is not None and day_range is not None:
-        raise click.UsageError("--day and --days cannot be used together")
     from bulltask.lake.report.data import Period  # noqa: PLC0415 - slow, like the others
     from bulltask.lake.report.page import html, make_report, markdown  # noqa: PLC0415
 
-    report_days = day_range or [one_day or _last_day(lake)]
-    names = tuple(name.strip() for name in (queues or "").split(",") if name.strip())
-    report = make_report(lake, Period(report_days[0], report_days[-1], names), **target)
+    report_days = report_days or [_last_day(lake)]
+    names = parse_names(queues or "", "--queues")
+    report = make_report(lake, Period(report_days[0], report_days[-1], tuple(names)), **target)
     if section:
         text = _report_table(report, section, output_format)
     else:
@@ -339,14 +298,13 @@ def report_command(
 
 
 def _output_format(section: str | None, wanted: str | None, output: Path | None) -> str:
-    """Return the output format."""
-    by_suffix = _BY_SUFFIX.get(output.suffix.lower()) if output else None
-    output_format = wanted or by_suffix or ("table" if section else "html")
-    if output_format not in (_TABLE_FORMATS if section else _REPORT_FORMATS):
+    formats = _TABLE_FORMATS if section else _REPORT_FORMATS
+    output_format = wanted or (_BY_SUFFIX.get(output.suffix.lower()) if output else None) or formats[0]
+    if output_format not in formats:
         raise click.UsageError(
-            f"--format for a section must be {', '.join(_TABLE_FORMATS)}, not {output_format}"
+            f"--format for a section must be {', '.join(formats)}, not {output_format}"
             if section
-            else f"--format for the whole report must be {' or '.join(_REPORT_FORMATS)}; "
+            else f"--format for the whole report must be {' or '.join(formats)}; "
             f"{output_format} needs a section: {', '.join(_SECTIONS)}"
         )
     return output_format
@@ -370,11 +328,19 @@ def _report_table(report: Report, section: str, output_format: str) -> str:
         "slo": sections.table_of(sections.ObjectiveResult, report.objectives),
         "capacity": sections.capacity(report.queues, report.recommendations),
         "cost": sections.table_of(sections.Cost, sections.costs(report.data)),
-        "errors": (sections.short_errors if short else sections.errors)(report.failures),
+        "errors": sections.short_errors(report.failures)
+        if short
+        else sections.table_of(sections.Failure, report.failures),
     }
-    text = page.recommendation_text(report.recommendations) if section == "capacity" and short else ""
-    formatters = {"table": sections.as_text, "json": sections.as_json, "csv": sections.as_csv}
-    return formatters.get(output_format, sections.as_markdown)(report_tables[section]) + text
+    table = report_tables[section]
+    if not short:
+        return (sections.as_json if output_format == "json" else sections.as_csv)(table)
+    text = f"{_as_text(table)}\n" if output_format == "table" else sections.as_markdown(table)
+    return text + (page.recommendation_text(report.recommendations) if section == "capacity" else "")
+
+
+def _as_text(table: ReportTable) -> str:
+    return as_table([column.heading for column in table.columns], table.cells())
 
 
 def _write_report(report: Report, text: str, output: Path | None) -> None:

@@ -234,20 +234,20 @@ def bands(axis: Axis, minutes: Iterable[int]) -> list[tuple[float, float]]:
 def ranges(aggregates: Sequence[TaskAggregate], metric: str) -> Ranges | None:
     """Return the percentiles of tasks, ``wait`` or ``run``, on a common axis; ``None`` if nothing was measured."""
     measured = [
-        (aggregate, [getattr(aggregate, metric)(quantile) for quantile in (0.5, 0.95, 0.99)])
+        (aggregate.label, [percentile(histogram, quantile) or 0 for quantile in (0.5, 0.95, 0.99)])
         for aggregate in aggregates
+        if (histogram := getattr(aggregate, metric))
     ]
-    with_values = [(aggregate, values) for aggregate, values in measured if values[0] is not None]
-    if not with_values:
+    if not measured:
         return None
-    scale = _Scale([value for _, values in with_values for value in values], Unit.MS)
+    scale = _Scale([value for _, values in measured for value in values], Unit.MS)
     rows = [
         Range(
-            aggregate.label,
+            label,
             [round(scale.position(value), 2) for value in values],
             [format_value(value, Unit.MS) for value in values],
         )
-        for aggregate, values in with_values
+        for label, values in measured
     ]
     return Ranges(scale.ticks, rows)
 

@@ -18,8 +18,9 @@ import pyarrow.dataset as ds
 
 from bulltask.jobs.errors import ConfigError
 from bulltask.lake.formatting import Unit, shorten
-from bulltask.lake.log_histogram import Histogram, merge_histograms, percentile
+from bulltask.lake.log_histogram import Histogram, merge_histograms
 from bulltask.lake.reader import GapRow, TableReader, find_gaps, half_built_days
+from bulltask.lake.records import Row
 from bulltask.lake.storage import Lake, arrow_schema
 from bulltask.lake.tables import ATTEMPTS, CAPACITY_MINUTE, COST_DAY, ERRORS_DAY, EVENTS, SLO_DAY, TASK_MINUTE, Table
 
@@ -42,7 +43,7 @@ class Period:
         queues: Names of queues; empty for all.
 
     Raises:
-        ConfigError: The last day is before the first, or there are more than 366 days.
+        ConfigError: There are more than 366 days.
     """
 
     first: date
@@ -50,8 +51,6 @@ class Period:
     queues: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.last < self.first:
-            raise ConfigError(f"{self.first}..{self.last} ends before it begins: write the earlier day first")
         if (self.last - self.first).days >= _MAX_DAYS:
             raise ConfigError(f"{self.first}..{self.last} has more than {_MAX_DAYS} days: choose fewer days")
 
@@ -80,8 +79,6 @@ class Period:
 
 TaskKey = tuple[str, str | None]
 """A queue, and the name of a task or ``None`` if the job's added event was lost."""
-
-Row = Mapping[str, Any]
 
 MAX_SERIES: Final = 7
 """The maximum number of lines that readers can distinguish. The last line can combine the remaining tasks."""
@@ -348,15 +345,15 @@ class TaskAggregate:
         keys: The queue and name of each task.
         label: The label.
         counts: Sums of columns of gold.task_minute: ``finished``, ``failed``, ``busy_ms`` and so on.
-        waits: Histogram of the wait times.
-        runs: Histogram of the run times.
+        wait: Histogram of the wait times.
+        run: Histogram of the run times.
     """
 
     keys: list[TaskKey]
     label: str
     counts: Counter[str]
-    waits: Histogram = field(default_factory=dict)
-    runs: Histogram = field(default_factory=dict)
+    wait: Histogram = field(default_factory=dict)
+    run: Histogram = field(default_factory=dict)
 
     @property
     def queue(self) -> str | None:
@@ -368,14 +365,6 @@ class TaskAggregate:
     def attempts(self) -> int:
         """The number of ended attempts."""
         return sum(self.counts[name] for name in ("completed", "failed", "requeued", "stalled", "waiting_children"))
-
-    def wait(self, quantile: float) -> int | None:
-        """Return a percentile of the wait times in milliseconds; ``quantile`` is 0 to 1."""
-        return percentile(self.waits, quantile)
-
-    def run(self, quantile: float) -> int | None:
-        """Return a percentile of the run times in milliseconds; ``quantile`` is 0 to 1."""
-        return percentile(self.runs, quantile)
 
     @property
     def failure_rate(self) -> float | None:
@@ -389,8 +378,8 @@ class TaskAggregate:
             [key for aggregate in aggregates for key in aggregate.keys],
             label,
             sum((aggregate.counts for aggregate in aggregates), Counter[str]()),
-            merge_histograms(aggregate.waits for aggregate in aggregates),
-            merge_histograms(aggregate.runs for aggregate in aggregates),
+            merge_histograms(aggregate.wait for aggregate in aggregates),
+            merge_histograms(aggregate.run for aggregate in aggregates),
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bulltask.lake.capacity import Estimate
 from bulltask.lake.formatting import Unit, format_value, one_line, pluralize, shorten
+from bulltask.lake.log_histogram import Histogram, percentile
 from bulltask.lake.reader import GapRow, TableReader, check_queues, known_queues, normalize_queue
 from bulltask.lake.report import sections
 from bulltask.lake.report.charts import Chart, backlog, bands, percentiles, queue_lines, ranges, rates
@@ -149,8 +150,7 @@ def _alerts(data: ReportData, build: str) -> list[Alert]:
     """Return the warnings; ``build`` is the command that builds the gold tables."""
     alerts = []
     if data.axis is None:
-        queues = [shorten(name) for name in data.period.queues]
-        names_text = f" in {'queue' if len(queues) == 1 else 'queues'} {', '.join(queues)}" if queues else ""
+        names_text = f" in {_queues_text(data.period.queues)}" if data.period.queues else ""
         if data.unbuilt or data.day_range is None:
             advice = f"If you expected data, build the gold tables: {build}"
         else:
@@ -195,9 +195,9 @@ def _figures(
     ]
 
 
-def _durations(label: str, percentile: Callable[[float], int | None]) -> Figure:
-    median = format_value(percentile(0.5), Unit.MS)
-    return Figure(label, format_value(percentile(0.95), Unit.MS), f"median {median}")
+def _durations(label: str, histogram: Histogram) -> Figure:
+    median, p95 = (format_value(percentile(histogram, quantile), Unit.MS) for quantile in (0.5, 0.95))
+    return Figure(label, p95, f"median {median}")
 
 
 _money: Final = partial(format_value, unit=Unit.MONEY)
@@ -270,17 +270,11 @@ def recommendation_text(recommendations: Recommendations) -> str:
     return "\n".join(["", summary, "", *(f"* {line}" for line in recommendation.reasoning), ""])
 
 
-_MAX_QUEUES: Final = 8
-
-
-def _queues_shown(report: Report) -> str:
-    """Return the names of the report's queues, or the number of queues if there are many."""
-    names = sorted(aggregate.queue for aggregate in report.queues) or report.data.period.queues
-    if not names:
-        return "all queues"
-    if len(names) > _MAX_QUEUES:
-        return f"{len(names)} queues"
-    return ("queue " if len(names) == 1 else "queues ") + ", ".join(map(shorten, names))
+def _queues_text(names: Sequence[str]) -> str:
+    """Return the names of queues, or their number if there are many."""
+    if not names or len(names) > 8:
+        return f"{len(names) or 'all'} queues"
+    return f"queue{'' if len(names) == 1 else 's'} {', '.join(map(shorten, names))}"
 
 
 def notes(report: Report) -> list[str]:
@@ -290,11 +284,8 @@ def notes(report: Report) -> list[str]:
 
 
 def _step_text(axis: Axis | None) -> str:
-    """Return the time that a point covers in words: ``a minute``, ``10 minutes``, ``2 hours``."""
-    minutes = axis.step if axis else 1
-    if minutes == 1:
-        return "a minute"
-    return f"{minutes} minutes" if minutes < 60 else f"{minutes // 60} hours" if minutes > 60 else "an hour"
+    """Return the time that a point covers: ``1 min``, ``2 h``."""
+    return format_value((axis.step if axis else 1) * 60, Unit.SECONDS)
 
 
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
@@ -349,7 +340,7 @@ def _render(template: str, report: Report, **values: Any) -> str:
         .render(
             report=report,
             tables=tables(report),
-            queues=one_line(_queues_shown(report)),
+            queues=one_line(_queues_text(sorted(queue.queue for queue in report.queues) or report.data.period.queues)),
             incomplete=any(report.data.incomplete.values()),
             notes=notes(report),
             **values,

@@ -15,7 +15,9 @@ from typing import Annotated, Any, Final, get_type_hints
 
 from bulltask.lake.capacity import Recommendation, recommend
 from bulltask.lake.formatting import CONTROL, Unit, format_value, json_text, one_line, shorten
-from bulltask.lake.report.data import UNKNOWN, QueueAggregate, ReportData, Row, TaskAggregate
+from bulltask.lake.log_histogram import percentile
+from bulltask.lake.records import Row, to_json
+from bulltask.lake.report.data import UNKNOWN, QueueAggregate, ReportData, TaskAggregate
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +62,6 @@ class ReportTable:
         return ReportTable(self.columns, self.rows[:max_rows], f"{len(self.rows) - max_rows:,} others: {rest}")
 
 
-def as_text(table: ReportTable) -> str:
-    """Return aligned columns for a terminal."""
-    head = [column.heading for column in table.columns]
-    lines = [head, *table.cells()]
-    widths = [max(len(line[index]) for line in lines) for index in range(len(head))]
-    padded = (
-        "  ".join(
-            cell.ljust(width) if column.is_text else cell.rjust(width)
-            for cell, width, column in zip(line, widths, table.columns, strict=True)
-        ).rstrip()
-        for line in lines
-    )
-    return "\n".join([*padded, *([f"\n{table.note}"] if table.note else [])]) + "\n"
-
-
 def as_markdown(table: ReportTable) -> str:
     """Return a Markdown table, in which untrusted text cannot leave its cell."""
     heads = [column.heading for column in table.columns]
@@ -101,7 +88,7 @@ def markdown_text(text: str) -> str:
 def as_json(table: ReportTable) -> str:
     """Return a JSON list of objects, with times in ISO 8601 and money as text."""
     names = [column.name for column in table.columns]
-    rows = [dict(zip(names, map(_plain, row), strict=True)) for row in table.rows]
+    rows = [dict(zip(names, map(to_json, row), strict=True)) for row in table.rows]
     return json_text(rows) + "\n"
 
 
@@ -113,14 +100,8 @@ def as_csv(table: ReportTable) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([column.name for column in table.columns])
-    writer.writerows([_csv_cell(_plain(value)) for value in row] for row in table.rows)
+    writer.writerows([_csv_cell(to_json(value)) for value in row] for row in table.rows)
     return out.getvalue()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    return str(value) if isinstance(value, Decimal) else value
 
 
 def _csv_cell(value: Any) -> Any:
@@ -152,16 +133,15 @@ class Recommendations:
     by_queue: Mapping[str, Recommendation] = field(default_factory=dict)
 
 
-def recommend_concurrency(task_minutes: Iterable[Row], queue_minutes: Iterable[Row], **target: Any) -> Recommendations:
+def recommend_concurrency(task_minutes: Sequence[Row], queue_minutes: Sequence[Row], **target: Any) -> Recommendations:
     """Recommend concurrencies, from rows of ``gold.task_minute`` and ``gold.capacity_minute``.
 
     ``target`` is the target, as in :func:`bulltask.lake.capacity.recommend`.
     """
-    task_minutes, queue_minutes = list(task_minutes), list(queue_minutes)
-    overall = recommend(task_minutes, queue_minutes, **target)
     tasks, queues = _grouped(task_minutes, "queue"), _grouped(queue_minutes, "queue")
     found = {queue: recommend(rows, queues.get(queue, ()), **target) for queue, rows in tasks.items()}
-    return Recommendations(overall, {queue: concurrency for (queue,), concurrency in found.items() if concurrency})
+    by_queue = {queue: concurrency for (queue,), concurrency in found.items() if concurrency}
+    return Recommendations(recommend(task_minutes, queue_minutes, **target), by_queue)
 
 
 _QUEUE: Final = ReportColumn("queue", "Queue", Unit.NAME)
@@ -316,31 +296,17 @@ def objectives(data: ReportData) -> list[ObjectiveResult]:
         complete = all(day["complete"] for day in days)
         numbers = threshold_ms, target, measured, good, attainment, left
         results.append(ObjectiveResult(queue, name or UNKNOWN, metric, *numbers, complete))
-    return sorted(results, key=_worst_first)
-
-
-def _worst_first(result: ObjectiveResult) -> tuple[bool, float, str]:
-    left = result.error_budget_remaining
-    return left is None, left or 0, result.name
-
-
-def errors(rows: Iterable[Failure]) -> ReportTable:
-    """Return failures as a table."""
-    return table_of(Failure, rows)
-
-
-_REASON_WIDTH: Final = 80
-"""The maximum length of a reason in a terminal."""
+    return sorted(results, key=lambda it: (it.error_budget_remaining is None, it.error_budget_remaining or 0, it.name))
 
 
 def short_errors(rows: Iterable[Failure]) -> ReportTable:
-    """Return failures as a table for a terminal, without examples and with one job each."""
+    """Return failures as a table for a terminal, without examples, with short reasons and one job each."""
     shortened = []
     for failure in rows:
         reason, ids = failure.error_fingerprint, failure.sample_job_ids[:1]
-        reason = reason if len(reason) <= _REASON_WIDTH else f"{reason[:_REASON_WIDTH]}…"
+        reason = reason if len(reason) <= 80 else f"{reason[:80]}…"
         shortened.append(replace(failure, error_fingerprint=reason, sample_job_ids=ids))
-    return errors(shortened).without("sample_failed_reason")
+    return table_of(Failure, shortened).without("sample_failed_reason")
 
 
 def capacity(queues: Sequence[QueueAggregate], recommendations: Recommendations) -> ReportTable:
@@ -368,7 +334,7 @@ def tasks(aggregates: Iterable[TaskAggregate]) -> ReportTable:
     ]
     rows = []
     for task in aggregates:
-        percentiles = (getattr(task, metric)(percent / 100) for metric, percent in durations)
+        percentiles = (percentile(getattr(task, metric), percent / 100) for metric, percent in durations)
         rows.append([task.queue, task.label, task.counts["finished"], task.failure_rate, *percentiles])
     return ReportTable(columns, rows)
 
