@@ -1,4 +1,4 @@
-"""Measure the pipeline: ``benchmarks/pipeline.py [keep-up|executors|queues|open-jobs|growth]``.
+"""Measure the pipeline: ``benchmarks/pipeline.py [keep-up|executors|queues|open-jobs|look-ups|growth]``.
 
 ``keep-up`` (default)
     Does the pipeline keep up with the events of four queues? A separate process writes job events to Redis at a
@@ -14,6 +14,8 @@
     How long does a batch take with 20 events of each of 1, 200 and 1,000 queues?
 ``open-jobs``
     How long does a batch of 20,000 events take beside 0, 100,000 and 1,000,000 open jobs?
+``look-ups``
+    How long does a query for one job by id, or for two columns, take in a queue of 50,000 jobs?
 ``growth``
     How long do a batch, ``build gold``, a job's history, a search and a report take in a lake of many days, compared
     with one of a day? :mod:`benchmarks.lake_growth` generates the lakes.
@@ -36,6 +38,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from statistics import median
@@ -48,7 +51,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks import lake_growth
 from benchmarks.processes import executors_of, tree_cpu_us
-from bulltask.lake.ledger import BatchRecord, last_record
+from bulltask.lake.ledger import BatchRecord, last_record, records
 from bulltask.lake.reader import TableReader
 from bulltask.lake.storage import Lake
 from bulltask.lake.tables import EVENTS
@@ -124,22 +127,32 @@ class Watch(threading.Thread):
     def __init__(self, lake: Lake, client: redis.Redis, started: float) -> None:
         super().__init__(daemon=True)
         self.lake, self.client, self.started, self.ended = lake, client, started, threading.Event()
+        self.batch_ended = threading.Event()
         self.read = self.number = 0
 
     def run(self) -> None:
+        log, versions = Path(self.lake.location(self.lake.open_events), "_delta_log"), 0
         while not self.ended.wait(0.5):
-            head = last_record(self.lake)
-            if head is not None and head.number > self.number:
-                events = events_of(head)
+            if not log.is_dir() or versions == (versions := len(list(log.iterdir()))):
+                continue  # reading the log would take more CPU time than some batches
+            new = list(takewhile(lambda record: record.number > self.number, records(self.lake)))
+            for record in reversed(new):
+                events = events_of(record)
                 self.read += events
-                lag = added(self.client) - self.read - sum(head.lost.values())
-                steps = " ".join(f"{name} {ms}" for name, ms in head.steps_ms.items())
+                self.number = record.number
+                lag = added(self.client) - self.read - sum(record.lost.values())
+                steps = " ".join(f"{name} {ms}" for name, ms in record.steps_ms.items())
                 print(
-                    f"{time.monotonic() - self.started:6.1f} s  batch {head.number:3}  {events:8,} events  "
-                    f"{sum(head.steps_ms.values()):6} ms ({steps})  lag {lag:8,}  open {head.open_job_events:,}",
+                    f"{time.monotonic() - self.started:6.1f} s  batch {record.number:3}  {events:8,} events  "
+                    f"{sum(record.steps_ms.values()):6} ms ({steps})  lag {lag:8,}  open {record.open_job_events:,}",
                     flush=True,
                 )
-                self.number = head.number
+            self.batch_ended.set()
+
+    def wait_for_batch(self) -> None:
+        """Wait until the current batch, or the next one, has ended, for at most a minute."""
+        self.batch_ended.clear()
+        self.batch_ended.wait(60)
 
 
 def catch_up(watch: Watch, client: redis.Redis, query: StreamingQuery) -> None:
@@ -253,8 +266,10 @@ def measure_keeping_up(options: argparse.Namespace, spark: SparkSession, directo
         while query.isActive and watch.number < WARM_UP_BATCHES:  # on a busy machine, the first ones take a minute
             query.awaitTermination(1)
         is_warm.set()
+        watch.wait_for_batch()
         start = now()
         query.awaitTermination(options.seconds)
+        watch.wait_for_batch()
         end = now()
         stop.set()
         generator.join()
@@ -282,7 +297,16 @@ def show(options: argparse.Namespace, kept: KeptUp) -> int:
     print(f"lost      {kept.lost:10,}")
     print(f"in bronze {kept.rows:10,} rows; with the lost events, {'all' if is_complete else 'NOT ALL'}", end="")
     print(f" of {kept.events:,}")
-    return kept.missed
+    cpu_s = kept.per_100_000(cpu_us)
+    return (
+        kept.missed
+        | goal("CPU time for 100,000 events", round(1000 * cpu_s), 1_200)
+        | goal(
+            "age of the oldest event that is not in the lake after the last batch",
+            round(1000 * (end.added - end.read) / options.rate),
+            5_000,
+        )
+    )
 
 
 LIFECYCLES = """
@@ -304,6 +328,7 @@ _JOBS_PER_CALL = 5_000
 class Queues:
     """Queues on a server, and a pipeline that reads them."""
 
+    url: str
     client: redis.Redis
     pipeline: Pipeline
     jobs: int = 0
@@ -348,7 +373,7 @@ def queues_of_a_server(spark: SparkSession, directory: Path, lake: Path | None =
         RedisServer.start(directory / "redis", flavor="redis") as server,
         redis.Redis.from_url(server.url, decode_responses=True) as client,
     ):
-        yield Queues(client, Pipeline(spark, lake or directory / "lake", url=server.url))
+        yield Queues(server.url, client, Pipeline(spark, lake or directory / "lake", url=server.url))
 
 
 def many_queues(_: argparse.Namespace, spark: SparkSession, directory: Path) -> int:
@@ -373,6 +398,36 @@ def open_jobs(options: argparse.Namespace, spark: SparkSession, directory: Path)
         first = first or typical
         missed |= goal(f"a batch of 20,000 events beside {number:,} open jobs", typical, round(1.5 * first))
     return missed
+
+
+JOBS = """
+-- KEYS[1] completed, KEYS[2] the prefix of jobs; ARGV[1] the number of jobs
+for id = 1, tonumber(ARGV[1]) do
+  redis.call('HSET', KEYS[2] .. id, 'name', 'send_mail', 'data', '{"to":"' .. string.rep('x', 1000) .. '"}',
+    'opts', '{}', 'timestamp', 1760000000000 + id, 'finishedOn', 1760000001000 + id, 'returnvalue', 'null', 'atm', 1)
+  redis.call('ZADD', KEYS[1], 1760000001000 + id, id)
+end
+"""
+
+
+def look_ups(_: argparse.Namespace, spark: SparkSession, directory: Path) -> int:
+    """Measure queries on the jobs in a queue; return the exit code."""
+    jobs, queue = 50_000, lake_growth.QUEUE
+    with queues_of_a_server(spark, directory) as measured:
+        measured.client.register_script(JOBS)(keys=[f"bull:{{{queue}}}:completed", f"bull:{{{queue}}}:"], args=[jobs])
+
+        def typical_ms(**options: str) -> int:
+            frame = spark.read.format("bulltask").options(url=measured.url, queue=queue, **options).load()
+            times = [
+                lake_growth.measured_ms(lambda: frame.write.format("noop").mode("append").save()) for _ in range(8)
+            ]
+            return round(median(times[3:]))
+
+        every = typical_ms()
+        goal(f"all of {jobs:,} jobs", every, None)
+        return goal("two columns of them", typical_ms(columns="id,name"), every // 2) | goal(
+            "one of them by its id", typical_ms(id=str(jobs // 2)), every // 10
+        )
 
 
 def growth(options: argparse.Namespace, spark: SparkSession, directory: Path) -> int:
@@ -409,14 +464,20 @@ def goal(name: str, ms: int, goal_ms: int | None) -> int:
     return int(missed)
 
 
-MEASUREMENTS = {"keep-up": keep_up, "queues": many_queues, "open-jobs": open_jobs, "growth": growth}
+MEASUREMENTS = {
+    "keep-up": keep_up,
+    "queues": many_queues,
+    "open-jobs": open_jobs,
+    "look-ups": look_ups,
+    "growth": growth,
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("measurement", nargs="?", choices=[*MEASUREMENTS, "executors"], default="keep-up")
     parser.add_argument("--seconds", type=float, default=60, help="duration of the measurement (60)")
-    parser.add_argument("--warm-up", type=float, default=40, help="seconds of JIT warm-up (40)")
+    parser.add_argument("--warm-up", type=float, default=240, help="seconds of JIT warm-up (240)")
     parser.add_argument("--rate", type=int, default=20_000, help="events/s (20000)")
     parser.add_argument("--max-events", type=int, default=100_000, help="length of each queue's stream (100000)")
     parser.add_argument(
