@@ -12,7 +12,7 @@ import math
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -341,28 +341,22 @@ def errors_days(attempts: DataFrame, span: DaySpan) -> DataFrame:
     )
 
 
-def slo_days(
-    attempts: DataFrame, jobs: DataFrame, gaps: DataFrame, span: DaySpan, objectives: Iterable[Objective]
-) -> DataFrame:
+def slo_days(inputs: GoldInputs, span: DaySpan, objectives: Sequence[Objective]) -> DataFrame:
     """Aggregate ``gold.slo_day`` from the latest attempts and jobs; without objectives there are no rows."""
-    objectives = list(objectives)
-    durations = _durations(attempts, jobs, span).where(F.lit(bool(objectives)))
+    durations = _durations(inputs, span).where(F.lit(bool(objectives)))
     targets = F.filter(F.array(*_targets(objectives)), lambda target: target["target"].isNotNull())
     is_good = (F.col("ms") <= F.col("threshold_ms")) & F.col("may_be_good")
-    measured, good = F.count("*"), F.count_if(is_good)
-    missed = 1 - F.col("attainment")
-    return (
+    days = (
         durations.select("*", F.inline(targets))
         .groupBy("dt", "queue", "name", "metric", "threshold_ms", "target")
-        .agg(measured.alias("measured"), good.alias("good"))
-        .withColumn("attainment", F.col("good") / F.col("measured"))
-        .withColumn("error_budget_remaining", 1 - missed / (1 - F.col("target")))
-        .join(_days_with_gaps(gaps, span), ["queue", "dt"], "left")
-        .withColumn("complete", F.col("has_gap").isNull())
+        .agg(F.count("*").alias("measured"), F.count_if(is_good).alias("good"))
+        .withColumn("attainment", F.expr("good / measured"))
+        .withColumn("error_budget_remaining", F.expr("1 - (1 - attainment) / (1 - target)"))
     )
+    return _with_complete(days, inputs.gaps, span)
 
 
-def _durations(attempts: DataFrame, jobs: DataFrame, span: DaySpan) -> DataFrame:
+def _durations(inputs: GoldInputs, span: DaySpan) -> DataFrame:
     """Return all measured durations: ``queue``, ``name``, ``dt``, ``metric``, ``ms``, ``may_be_good``."""
 
     def select_durations(rows: DataFrame, metric: Metric, at: str, good: Column) -> DataFrame:
@@ -372,9 +366,9 @@ def _durations(attempts: DataFrame, jobs: DataFrame, span: DaySpan) -> DataFrame
             ms.alias("ms"), good.alias("may_be_good"),
         )  # fmt: skip
 
-    waits = select_durations(attempts.where("attempt = 1"), Metric.WAIT, "started_at", F.lit(True))
-    runs = select_durations(attempts, Metric.RUN, "ended_at", F.lit(True))
-    totals = select_durations(jobs, Metric.TOTAL, "finished_at", F.col("state") == "completed")
+    waits = select_durations(inputs.attempts.where("attempt = 1"), Metric.WAIT, "started_at", F.lit(True))
+    runs = select_durations(inputs.attempts, Metric.RUN, "ended_at", F.lit(True))
+    totals = select_durations(inputs.jobs, Metric.TOTAL, "finished_at", F.col("state") == "completed")
     return waits.unionByName(runs).unionByName(totals)
 
 
@@ -410,35 +404,27 @@ def cost_days(minutes: DataFrame, gaps: DataFrame, span: DaySpan, prices: Mappin
 
     ``prices`` are the price of a slot per hour, by queue and ``*``; other queues have no cost.
     """
-    ended = reduce(Column.__add__, map(F.col, ("completed", "failed", "requeued", "stalled", "waiting_children")))
-    cost = F.col("busy_ms").cast("decimal(18,0)") * by_queue(prices, "decimal(14,6)") / F.lit(3_600_000)
-    jobs = F.nullif(F.col("jobs"), F.lit(0))
-    return (
+    totals = {
+        "jobs": "finished", "attempts": "completed + failed + requeued + stalled + waiting_children",
+        "busy_ms": "busy_ms", "wasted_ms": "wasted_ms",
+    }  # fmt: skip
+    cost = "cast(busy_ms as decimal(18,0)) * price / 3600000"
+    days = (
         minutes.groupBy("queue", "name", day_of(F.col("minute")).alias("dt"))
-        .agg(
-            F.sum("finished").alias("jobs"),
-            F.sum(ended).alias("attempts"),
-            F.sum("busy_ms").alias("busy_ms"),
-            F.sum("wasted_ms").alias("wasted_ms"),
-        )
+        .agg(*(F.expr(f"sum({amount}) as {name}") for name, amount in totals.items()))
         .where("jobs > 0 or attempts > 0 or busy_ms > 0")
-        .withColumns(
-            {
-                "busy_s": F.col("busy_ms") / 1000,
-                "wasted_s": F.col("wasted_ms") / 1000,
-                "cost": cost.cast("decimal(18,6)"),
-                "cost_per_job": (cost / jobs).cast("decimal(18,6)"),
-            }
-        )
-        .join(_days_with_gaps(gaps, span), ["queue", "dt"], "left")
-        .withColumn("complete", F.col("has_gap").isNull())
+        .withColumn("price", by_queue(prices, "decimal(14,6)"))
+        .selectExpr("*", "busy_ms / 1000 as busy_s", "wasted_ms / 1000 as wasted_s", f"{cost} as cost")
+        .withColumn("cost_per_job", F.expr("cost / nullif(jobs, 0)"))
     )
+    return _with_complete(days, gaps, span)
 
 
-def _days_with_gaps(gaps: DataFrame, span: DaySpan) -> DataFrame:
-    """Return the days of each queue that overlap a gap."""
+def _with_complete(days: DataFrame, gaps: DataFrame, span: DaySpan) -> DataFrame:
+    """Add ``complete`` to the days of queues: whether no gap overlaps the day."""
     day = day_of(F.timestamp_millis("period"))
-    return gap_periods(gaps, span, DAY_MS).select("queue", day.alias("dt"), F.lit(True).alias("has_gap")).distinct()
+    gap_days = gap_periods(gaps, span, DAY_MS).select("queue", day.alias("dt"), F.lit(True).alias("has_gap")).distinct()
+    return days.join(gap_days, ["queue", "dt"], "left").withColumn("complete", F.col("has_gap").isNull())
 
 
 _ATTEMPT_COLUMNS: Final = (
@@ -475,17 +461,28 @@ def build_gold(spark: SparkSession, lake: Lake, days: Iterable[date], slo_config
         LakeError: An executor cannot read the lake.
         LakeInUseError: Another process is replacing rows of gold.
     """
-    with check_shared(lake), _in_utc(spark):
+    config = slo_config or SLOConfig()
+    with check_shared(lake), ExitStack() as settings:
+        settings.callback(spark.conf.set, _TIME_ZONE, str(spark.conf.get(_TIME_ZONE)))
+        spark.conf.set(_TIME_ZONE, "UTC")  # so that days are in UTC
         for span in _spans([*days, *half_built_days(lake)]):
             since = {table: lake.create(table) for table in _TABLES}
-            with _cached(read_inputs(spark, lake, span)) as inputs:
+            inputs = read_inputs(spark, lake, span)
+            with ExitStack() as cached:
+                for rows in (inputs.attempts, inputs.jobs):  # every table uses these: read and sort them once
+                    cached.callback(rows.persist().unpersist)
                 facts = minute_facts(inputs, span)
                 written = {TASK_MINUTE: _write(task_minutes(facts, inputs.gaps, span), TASK_MINUTE, lake)}
                 # The other tables are built from the per-minute rows. Reading these from files keeps the query plan
                 # short.
                 minutes = read_files(spark, lake, TASK_MINUTE, written[TASK_MINUTE])
-                for table, rows in _derived_tables(inputs, minutes, span, slo_config or SLOConfig()).items():
-                    written[table] = _write(rows, table, lake)
+                derived = {
+                    CAPACITY_MINUTE: capacity_minutes(minutes, inputs.attempts, span, config.capacities),
+                    ERRORS_DAY: errors_days(inputs.attempts, span),
+                    SLO_DAY: slo_days(inputs, span, list(config.objectives)),
+                    COST_DAY: cost_days(minutes, inputs.gaps, span, config.prices),
+                }
+                written |= {table: _write(rows, table, lake) for table, rows in derived.items()}
             # All tables are complete before the first table becomes visible.
             build = {"build": secrets.token_hex(8), "days": [str(day) for day in span.days]}
             for table in _TABLES:
@@ -533,19 +530,6 @@ def _gaps(gaps: DataFrame, span: DaySpan) -> DataFrame:
     return gaps.where(F.lit(False)) if overlapping.isEmpty() else overlapping
 
 
-def _derived_tables(
-    inputs: GoldInputs, minutes: DataFrame, span: DaySpan, slo_config: SLOConfig
-) -> dict[Table, DataFrame]:
-    """Return the other gold tables for some days; ``minutes`` are the rows of ``gold.task_minute``."""
-    attempts, jobs, gaps = inputs.attempts, inputs.jobs, inputs.gaps
-    return {
-        CAPACITY_MINUTE: capacity_minutes(minutes, attempts, span, slo_config.capacities),
-        ERRORS_DAY: errors_days(attempts, span),
-        SLO_DAY: slo_days(attempts, jobs, gaps, span, slo_config.objectives),
-        COST_DAY: cost_days(minutes, gaps, span, slo_config.prices),
-    }
-
-
 def _spans(days: Iterable[date]) -> Iterator[DaySpan]:
     """Yield spans of consecutive days; each span is built as a whole."""
     ordered = sorted(set(days))
@@ -563,23 +547,3 @@ def _spans(days: Iterable[date]) -> Iterator[DaySpan]:
 def _write(rows: DataFrame, table: Table, lake: Lake) -> list[DataFile]:
     """Write a table's rows, one file for each day, sorted by key."""
     return write_files(as_table(rows, table).repartition("dt").sortWithinPartitions("dt", *table.key), table, lake)
-
-
-@contextmanager
-def _cached(inputs: GoldInputs) -> Iterator[GoldInputs]:
-    """Cache the inputs that every table uses, so that they are read and sorted once."""
-    attempts, jobs = inputs.attempts.persist(), inputs.jobs.persist()
-    yield GoldInputs(inputs.added, attempts, jobs, inputs.gaps)
-    attempts.unpersist()
-    jobs.unpersist()
-
-
-@contextmanager
-def _in_utc(spark: SparkSession) -> Iterator[None]:
-    """Override the session's time zone, so that days are in UTC."""
-    before = str(spark.conf.get(_TIME_ZONE))
-    try:
-        spark.conf.set(_TIME_ZONE, "UTC")
-        yield
-    finally:
-        spark.conf.set(_TIME_ZONE, before)
