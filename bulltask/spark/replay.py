@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -18,7 +17,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructType
 
 from bulltask.config.config import Config
-from bulltask.jobs.errors import ConfigError, DecodeError
+from bulltask.jobs import codec
+from bulltask.jobs.errors import ConfigError
 from bulltask.jobs.job import BULLTASK_KEY, JobOptions, NewJob
 from bulltask.lake.storage import Lake
 from bulltask.lake.tables import FINISHED, JOBS, SNAPSHOTS
@@ -200,7 +200,7 @@ def _is_same_incarnation(found: str) -> Column:
 
 
 def _look_up(options: WriteOptions, arrays: Iterator[pa.StructArray]) -> Iterator[pa.Array]:
-    """Yield the hash of each job, given by ``queue`` and ``job_id``; null if it does not exist."""
+    """Yield the hash of each job, given by ``queue`` and ``job_id``; its fields are null if it does not exist."""
     names = hash_fields(_FIELDS)
     with Connection(options.config) as connection:
         for jobs in arrays:
@@ -209,11 +209,8 @@ def _look_up(options: WriteOptions, arrays: Iterator[pa.StructArray]) -> Iterato
             replies: list[Any] = []
             for start in range(0, len(calls), _JOBS_PER_ROUND_TRIP):
                 replies += connection.run_many(calls[start : start + _JOBS_PER_ROUND_TRIP])
-            existing = [number for number, reply in enumerate(replies) if any(part is not None for part in reply)]
-            ids, hashes = [rows[n]["job_id"] for n in existing], [replies[n] for n in existing]
-            batch = job_record_batch(arrow_schema(_HASH), {}, ids, hashes)
-            positions = {number: position for position, number in enumerate(existing)}
-            yield batch.to_struct_array().take(pa.array([positions.get(n) for n in range(len(rows))], pa.int64()))
+            ids = [row["job_id"] for row in rows]
+            yield job_record_batch(arrow_schema(_HASH), {}, ids, replies, with_missing=True).to_struct_array()
 
 
 def _send(config: Config, write: IdempotentWrite, arrays: Iterator[pa.StructArray]) -> Iterator[pa.Array]:
@@ -247,12 +244,7 @@ class StoredOptions(JobOptions):
 
 def replay_options(opts: str | None) -> StoredOptions:
     """Return the options for sending a job again; stored options that are no JSON object raise ``DecodeError``."""
-    try:
-        stored = json.loads(opts or "{}")
-    except ValueError as exc:
-        raise DecodeError(f"the stored options {opts!r:.200} are not JSON") from exc
-    if not isinstance(stored, dict):
-        raise DecodeError(f"the stored options {opts!r:.200} are not a JSON object")
+    stored = codec.decode_object((opts or "{}").encode(), what=f"the stored options {opts!r:.200}")
     kept = {name: value for name, value in stored.items() if name not in _SINGLE_JOB_OPTIONS}
     if isinstance(own := kept.get(BULLTASK_KEY), Mapping):
         # The time by which the job had to start has passed.

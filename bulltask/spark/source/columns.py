@@ -106,9 +106,7 @@ EVENT_FIELDS: Final[Mapping[str, str]] = {
 }
 """The entry field of each column; ``extra`` has all other fields."""
 
-COUNTS: Final = StructType(
-    [StructField("queue", StringType()), StructField("state", StringType()), StructField("jobs", LongType())]
-)
+COUNTS: Final = StructType().add("queue", "string").add("state", "string").add("jobs", "long")
 """One row for each state of each queue."""
 
 TABLES: Final[Mapping[str, StructType]] = {"jobs": JOBS, "events": EVENTS, "counts": COUNTS}
@@ -161,11 +159,10 @@ _EXISTENCE_FIELDS: Final = ("name", "timestamp")
 _EVENT_FIELDS: Final = {column: name.encode() for column, name in EVENT_FIELDS.items()}
 _KNOWN: Final = frozenset(_EVENT_FIELDS.values())
 _MAX_INT64: Final = 2**63 - 1  # the parts of an id may be larger, but a column cannot store more
-_MIN_TIME_MS: Final = -62_135_596_800_000  # the beginning of the year 1
 
 # Created once: Arrow searches the whole of sys.path for pandas whenever it converts a Python number.
 _scalar = lru_cache(maxsize=1_000)(pa.scalar)
-_MAX_TIME, _MIN_TIME, _US_PER_MS, _NONE = map(_scalar, (MAX_TIME_MS, _MIN_TIME_MS, 1_000, None))
+_MAX_TIME, _YEAR_1, _US_PER_MS, _NONE = map(_scalar, (MAX_TIME_MS, -62_135_596_800_000, 1_000, None))
 
 Raw = Sequence[bytes | None]
 
@@ -178,16 +175,21 @@ def hash_fields(columns: Sequence[str]) -> tuple[str, ...]:
 
 @gc_paused()
 def job_record_batch(
-    schema: pa.Schema, constants: Mapping[str, str], ids: Sequence[str], replies: Sequence[Raw]
+    schema: pa.Schema,
+    constants: Mapping[str, str],
+    ids: Sequence[str],
+    replies: Sequence[Raw],
+    *,
+    with_missing: bool = False,
 ) -> pa.RecordBatch:
-    """Return the jobs that exist as an Arrow record batch.
+    """Return the jobs that exist as an Arrow record batch; ``with_missing``: others, too, with nulls.
 
     ``constants`` are columns with the same value in all rows; ``replies`` have the fields in the order of
     `hash_fields`.
     """
     names = hash_fields(schema.names)
     no_fields = [None] * len(names)
-    existing = [index for index, reply in enumerate(replies) if reply != no_fields]
+    existing = [index for index, reply in enumerate(replies) if with_missing or reply != no_fields]
     if len(existing) != len(ids):
         ids, replies = [ids[index] for index in existing], [replies[index] for index in existing]
     fields: dict[str, Raw] = dict(zip(names, zip(*replies, strict=True), strict=True)) if ids else {}
@@ -212,7 +214,11 @@ def event_record_batch(schema: pa.Schema, queue: str | Sequence[str], entries: S
     indexes: dict[tuple[bytes, ...], list[int]] = defaultdict(list)
     for index, (_, flat) in enumerate(entries):
         indexes[tuple(flat[::2])].append(index)
-    groups = [_Group(names, [entries[index][1] for index in group_indexes]) for names, group_indexes in indexes.items()]
+    groups: list[tuple[dict[bytes, Raw], int]] = []
+    for names, group_indexes in indexes.items():
+        values = list(zip(*(entries[index][1] for index in group_indexes), strict=True))[1::2]
+        # If a field occurs twice, the last value counts.
+        groups.append((dict(zip(names, values, strict=True)), len(group_indexes)))
     # The concatenated groups are in a different order from the entries. This maps each row back.
     positions = [index for group_indexes in indexes.values() for index in group_indexes]
     order = pc.array_sort_indices(pa.array(positions, pa.int32()))
@@ -222,7 +228,7 @@ def event_record_batch(schema: pa.Schema, queue: str | Sequence[str], entries: S
     def column(field: pa.Field) -> pa.Array:
         if field.name in columns:
             return columns[field.name](field.type)
-        parts = [group.column(field) for group in groups] or [pa.nulls(0, field.type)]
+        parts = [_column_of_group(field, *group) for group in groups] or [pa.nulls(0, field.type)]
         return pa.concat_arrays(parts).take(order) if len(parts) > 1 else parts[0]
 
     return pa.RecordBatch.from_arrays([column(field) for field in schema], schema=schema)
@@ -232,27 +238,15 @@ def _queue_column(queue: str | Sequence[str], count: int, kind: pa.DataType) -> 
     return pa.repeat(_scalar(queue, kind), count) if isinstance(queue, str) else pa.array(queue, kind)
 
 
-class _Group:
-    """The columns of entries that have the same fields in the same order."""
-
-    def __init__(self, names: tuple[bytes, ...], flat: Sequence[Sequence[bytes]]) -> None:
-        self._count = len(flat)
-        # If a field occurs twice, the last value counts.
-        self._values: dict[bytes, Raw] = dict(zip(names, list(zip(*flat, strict=True))[1::2], strict=True))
-
-    def column(self, field: pa.Field) -> pa.Array:
-        if field.name == "extra":
-            return self._extra(field.type)
-        values = self._values.get(_EVENT_FIELDS[field.name])
-        return pa.nulls(self._count, field.type) if values is None else _typed(values, field.type)
-
-    def _extra(self, kind: pa.DataType) -> pa.Array:
-        extra = {decode_text(name): values for name, values in self._values.items() if name not in _KNOWN}
-        if not extra:
-            return pa.nulls(self._count, kind)
-        rows = zip(*extra.values(), strict=True)
-        objects = [json.dumps(dict(zip(extra, map(decode_text, row), strict=True)), sort_keys=True) for row in rows]
-        return pa.array(objects, kind)
+def _column_of_group(field: pa.Field, values: Mapping[bytes, Raw], count: int) -> pa.Array:
+    """Return a column of entries that have the same fields, given the values of each field."""
+    if field.name != "extra":
+        column = values.get(_EVENT_FIELDS[field.name])
+        return pa.nulls(count, field.type) if column is None else _typed(column, field.type)
+    extra = {decode_text(name): column for name, column in values.items() if name not in _KNOWN}
+    rows = zip(*extra.values(), strict=True)
+    objects = [json.dumps(dict(zip(extra, map(decode_text, row), strict=True)), sort_keys=True) for row in rows]
+    return pa.array(objects, field.type) if extra else pa.nulls(count, field.type)
 
 
 def _id_columns(ids: Sequence[bytes]) -> dict[str, Callable[[pa.DataType], pa.Array]]:
@@ -315,12 +309,8 @@ def _as_numbers(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
 
 
 def _as_times(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
-    try:
-        numbers = _plain_numbers(texts, pa.int64())
-    except pa.ArrowInvalid:
-        raw = texts.cast(pa.binary()).to_pylist()
-        numbers = pa.array([_number(value, _MIN_TIME_MS, MAX_TIME_MS) for value in raw], pa.int64())
-    in_range = pc.and_(pc.greater_equal(numbers, _MIN_TIME), pc.less_equal(numbers, _MAX_TIME))
+    numbers = _as_numbers(texts, pa.int64())
+    in_range = pc.and_(pc.greater_equal(numbers, _YEAR_1), pc.less_equal(numbers, _MAX_TIME))
     return pc.multiply(pc.if_else(in_range, numbers, _NONE), _US_PER_MS).cast(kind)
 
 
