@@ -200,15 +200,11 @@ def reconcile(queue: str, offset: QueueOffset, state: StreamState | None) -> tup
 
     Return the offset at which to continue, and the gap. The offset of a new generation is at its beginning.
     """
-    if state is None:
-        if offset.id == BEGINNING and offset.seen is None:
-            return offset, None
-        lost = offset.pending
-        return _next_generation(offset), EventGap(
-            queue, offset.id, None, lost, exact=False, loss_reason=LossReason.STREAM_DELETED
-        )
-    if not same_stream(offset, state):
-        return _reconcile_replaced(queue, offset, state)
+    if state is None and offset.id == BEGINNING and offset.seen is None:
+        return offset, None
+    if state is None or not same_stream(offset, state):
+        adjusted = _next_generation(offset, state)
+        return adjusted, replacement_gap(queue, offset, adjusted, state)
     return _reconcile_trimmed(queue, offset, state)
 
 
@@ -234,22 +230,23 @@ def _is_consistent(entry: StreamId, ordinal: int | None, state: StreamState) -> 
     return state.first is None or (entry >= state.first) == (ordinal > trimmed)
 
 
-def _reconcile_replaced(queue: str, offset: QueueOffset, state: StreamState) -> tuple[QueueOffset, EventGap]:
+def _next_generation(offset: QueueOffset, state: StreamState | None) -> QueueOffset:
     """Return the offset in a replaced stream: an older copy if it has entries that were read, else a new stream."""
-    adjusted, lost = _next_generation(offset), offset.pending
-    if state.first is None or state.first > offset.id:
-        return adjusted, EventGap(
-            queue, offset.id, state.first, lost, exact=False, loss_reason=LossReason.STREAM_RECREATED
-        )
+    adjusted = QueueOffset(lost=offset.lost + offset.pending, generation=offset.generation + 1)
+    if state is None or state.first is None or state.first > offset.id:
+        return adjusted
     if state.last <= offset.id:
-        adjusted = replace(adjusted, id=state.last, ordinal=state.added)
-    else:
-        adjusted = replace(adjusted, id=offset.id, ordinal=None)
-    return adjusted, EventGap(queue, offset.id, None, lost, exact=False, loss_reason=LossReason.FAILOVER_ROLLBACK)
+        return replace(adjusted, id=state.last, ordinal=state.added)
+    return replace(adjusted, id=offset.id, ordinal=None)
 
 
-def _next_generation(offset: QueueOffset) -> QueueOffset:
-    return QueueOffset(lost=offset.lost + offset.pending, generation=offset.generation + 1)
+def replacement_gap(queue: str, start: QueueOffset, end: QueueOffset, state: StreamState | None) -> EventGap:
+    """Return the gap between two offsets, of which the second one is in a later generation of the stream."""
+    reason = LossReason.STREAM_RECREATED if end.id == BEGINNING else LossReason.FAILOVER_ROLLBACK
+    if state is None:
+        reason = LossReason.STREAM_DELETED
+    first = None if state is None else state.first
+    return EventGap(queue, start.id, first, end.lost - start.lost, exact=False, loss_reason=reason)
 
 
 def _reconcile_trimmed(queue: str, offset: QueueOffset, state: StreamState) -> tuple[QueueOffset, EventGap | None]:

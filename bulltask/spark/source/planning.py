@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from bulltask.spark.source.offsets import (
-    BEGINNING,
     LAST_SEQ,
     START,
     EventGap,
@@ -26,6 +25,7 @@ from bulltask.spark.source.offsets import (
     StreamState,
     first_offset,
     reconcile,
+    replacement_gap,
     same_stream,
     with_stream_end,
 )
@@ -115,7 +115,8 @@ def split_range(
         return [], None
     first = None if state is None else state.first
     if start.generation != end.generation:
-        return [_stream_replaced(queue, start, end, state)], None
+        # Nothing from the new stream is read yet.
+        return [replacement_gap(queue, start, end, state)], None
     if start.ordinal is None or end.ordinal is None:
         return _uncounted(queue, start, end, state)
     planned = end.lost - start.lost
@@ -134,15 +135,6 @@ def split_range(
     ]
     remaining = end.ordinal - start.ordinal - sum(lost.values())
     return gaps, EntryRange(queue, start.id, end.id, remaining) if remaining else None
-
-
-def _stream_replaced(queue: str, start: QueueOffset, end: QueueOffset, state: StreamState | None) -> EventGap:
-    """Return the gap of a batch in which the stream was replaced; nothing from the new stream is read yet."""
-    reason = LossReason.STREAM_RECREATED if end.id == BEGINNING else LossReason.FAILOVER_ROLLBACK
-    if state is None:
-        reason = LossReason.STREAM_DELETED
-    first = None if state is None else state.first
-    return EventGap(queue, start.id, first, end.lost - start.lost, exact=False, loss_reason=reason)
 
 
 def _uncounted(

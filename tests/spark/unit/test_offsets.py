@@ -145,7 +145,7 @@ def test_the_stream_end_is_stored_only_if_entries_are_known_to_be_pending(state:
 def test_a_stream_rolled_back_to_an_older_copy_is_not_read_again() -> None:
     reconciled, gap = reconcile("emails", OFFSET, stream(10, 30, 3, 3))
     assert reconciled == QueueOffset(at(30), 3, lost=1, generation=3)
-    assert gap == EventGap("emails", at(50), None, 0, exact=False, loss_reason=LossReason.FAILOVER_ROLLBACK)
+    assert gap == EventGap("emails", at(50), at(10), 0, exact=False, loss_reason=LossReason.FAILOVER_ROLLBACK)
 
 
 def test_an_older_copy_with_new_entries_is_read_without_a_count() -> None:
