@@ -18,7 +18,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from bulltask.jobs.errors import ConfigError, LakeError
 from bulltask.lake.ledger import last_record
 from bulltask.lake.reader import CLOCK_TOLERANCE, GapRow, find_gaps
-from bulltask.lake.storage import DataFile, Lake, Snapshot, days_of
+from bulltask.lake.storage import DataFile, Lake, days_of
 from bulltask.lake.tables import ATTEMPTS, BACKFILLS, EVENTS, FINISHED, JOBS, MAX_TIME_MS, SNAPSHOTS, Table
 from bulltask.spark.connector import register
 from bulltask.spark.lake_tables import (
@@ -54,8 +54,6 @@ def snapshot(
     if since is not None:
         options["since"] = since.isoformat()
     rows = spark.read.format("bulltask").options(**options).load()
-    if since is not None:
-        rows = rows.where(F.col("finished_at") >= F.lit(since))
     rows = rows.withColumn("snapshot_at", F.lit(datetime.now(UTC)))
     return append(rows.withColumn("dt", day_of(F.col("finished_at"), F.col("snapshot_at"))), SNAPSHOTS, lake)
 
@@ -120,7 +118,8 @@ def backfill(
     snapshot_at = datetime.now(UTC)
     examined = sum(snapshot(spark, lake, {**source, "queue": json.dumps([name])}) for name in names)
     reason = F.when(F.col("state") == "failed", F.col("failed_reason"))
-    plain_reason = vectorized_udf(_plain_reasons, _REASON)(reason)
+    to_plain = partial(map, lambda column: pa.StructArray.from_arrays(plain_reasons(column), _REASON.names))
+    plain_reason = vectorized_udf(to_plain, _REASON)(reason)
     missing = _missing(spark, lake, gaps).withColumn("reason", plain_reason).cache()
     try:
         rows = _silver_rows(missing, snapshot_at)
@@ -193,11 +192,6 @@ def _drop_continued(spark: SparkSession, lake: Lake, finished: DataFrame) -> Dat
     return finished.alias("job").join(known.alias("known"), F.expr(is_continued), "left_anti")
 
 
-def _plain_reasons(reasons: Iterator[pa.Array]) -> Iterator[pa.Array]:
-    for column in reasons:
-        yield pa.StructArray.from_arrays(plain_reasons(column), _REASON.names)
-
-
 def _silver_rows(missing: DataFrame, snapshot_at: datetime) -> DataFrame:
     """Add the columns of both tables of silver, of which `append` takes those that its table has.
 
@@ -228,7 +222,9 @@ def _silver_rows(missing: DataFrame, snapshot_at: datetime) -> DataFrame:
     )
 
 
-_TABLES: Final = (ATTEMPTS, JOBS)
+_TABLES: Final = {ATTEMPTS: "outcome = 'open'", JOBS: "state not in ('completed', 'failed', 'removed')"}
+"""The tables of silver, each with the condition for its rows of jobs that timed out."""
+
 _SILVER: Final = StructType([StructField(table.name, spark_schema(table)) for table in _TABLES])
 """The type of the elements that `derive_rows` returns."""
 
@@ -252,7 +248,9 @@ def build_silver(spark: SparkSession, lake: Lake, days: Collection[date], *, ope
     written: dict[Table, list[DataFile]] = {}
     with derived_silver(events, time_out_before_ms) as silver:
         for table, derived in silver.items():
-            kept = _rows_to_keep(spark, lake, since[table], days)
+            stored = read_files(spark, lake, table, since[table].files(set(map(str, days))))
+            # These rows are not derived from events, or no longer are.
+            kept = stored.where(f"source = 'snapshot' or {_TABLES[table]}")
             rows = derived.where(F.col("dt").isin(*map(str, days))).unionByName(kept)
             written[table] = write_files(rows, table, lake)
     for table, files in written.items():
@@ -271,14 +269,6 @@ def _check_not_expired(lake: Lake, days: Collection[date], open_job_timeout: tim
                 f"silver for {day} cannot be rebuilt: events that it is derived from have expired; bronze.events of "
                 f"{lake.root} {f'begins with {events[0]}' if events else 'is empty'}"
             )
-
-
-def _rows_to_keep(spark: SparkSession, lake: Lake, since: Snapshot, days: Collection[date]) -> DataFrame:
-    """Return the rows that are not, or can no longer be, derived from events: of snapshots, and of timed-out jobs."""
-    table = since.table
-    timed_out = "outcome = 'open'" if table is ATTEMPTS else "state not in ('completed', 'failed', 'removed')"
-    stored = read_files(spark, lake, table, since.files(set(map(str, days))))
-    return stored.where(f"source = 'snapshot' or {timed_out}")
 
 
 @contextmanager

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from bulltask.jobs.errors import SPARK, look_up
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-_HOME: Final = {"session": "bulltask.spark.connector"}
 
 
 def current_session() -> SparkSession:
@@ -23,7 +20,8 @@ def current_session() -> SparkSession:
     Raises:
         MissingExtraError: The extra ``spark`` is not installed.
     """
-    session: Callable[[], SparkSession] = look_up("bulltask.spark", "session", _HOME, "spark", SPARK)
+    home = {"session": "bulltask.spark.connector"}
+    session: Callable[[], SparkSession] = look_up("bulltask.spark", "session", home, "spark", SPARK)
     from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415 - as above
     from pyspark.sql import SparkSession, is_remote  # noqa: PLC0415
 

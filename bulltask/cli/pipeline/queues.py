@@ -456,12 +456,12 @@ def _check_redis(source: QueueSource) -> tuple[Requirement, list[StreamRetention
     """Return the server, the event streams of its queues, and the queues that cannot be recorded."""
     from bulltask.spark.source.connection import Connection  # noqa: PLC0415 - slow
     from bulltask.spark.source.options import EventsOptions, read_options  # noqa: PLC0415 - slow
-    from bulltask.spark.source.streams import observe_streams, redis_version  # noqa: PLC0415 - slow
+    from bulltask.spark.source.streams import observe_streams  # noqa: PLC0415 - slow
 
     options = read_options(EventsOptions, {"table": "events", **source.options, "skipUnsupportedQueues": "true"})
     try:
         with Connection(options.config) as connection:
-            server_version = redis_version(connection) or "unknown"
+            server_version = ".".join(map(str, connection.server_info().version)) or "unknown"
             observed = observe_streams(connection, options)
     except BulltaskError as exc:
         return Requirement("redis", None, f"{options.config.broker_url}: {exc}"), [], []

@@ -170,11 +170,6 @@ def max_lengths(connection: Connection, queues: Sequence[QueueKeys]) -> list[int
     return list(map(_limit, replies))
 
 
-def redis_version(connection: Connection) -> str | None:
-    """Return the version of the server, which may be Redis or Valkey; ``None`` if it does not report one."""
-    return ".".join(map(str, connection.server_info().version)) or None
-
-
 def _rates(connection: Connection, streams: Sequence[tuple[QueueKeys, StreamState]]) -> dict[str, float | None]:
     """Return the events per second of each queue: as a whole or in the last ten seconds, whichever is higher."""
     recent = [
