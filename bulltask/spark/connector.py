@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import wraps
-from typing import Any, Final, Literal, ParamSpec, TypeVar, Unpack, cast
+from typing import Any, Final, Literal, ParamSpec, TypeVar, Unpack
 
 from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession, is_remote
 from pyspark.sql.datasource import (
@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 import bulltask
 from bulltask.config.parsers import choice
 from bulltask.jobs.clock import Duration, to_ms
-from bulltask.jobs.errors import BulltaskError, ConfigError, MissingExtraError, did_you_mean
+from bulltask.jobs.errors import BulltaskError, ConfigError, MissingExtraError
 from bulltask.spark.sink import (
     JobsStreamWriter,
     JobsWriter,
@@ -44,9 +44,8 @@ from bulltask.spark.source.options import (
     StreamOptions,
     WriteOptions,
     broker_options,
-    columns_of,
+    option_of,
     read_options,
-    table_of,
 )
 from bulltask.spark.source.readers import CountsReader, EventsReader, EventsStreamReader, JobsReader
 
@@ -84,12 +83,12 @@ class BulltaskSource(DataSource):
     @_in_one_line
     def schema(self) -> StructType:
         """Return the columns of the table: all, or those of the option ``columns``."""
-        return select_columns(table_of(self.options), None, columns_of(self.options))
+        return select_columns(option_of(self.options, "table"), None, option_of(self.options, "columns"))
 
     @_in_one_line
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of the table, for all columns or those that the user selected."""
-        table = table_of(self.options)
+        table = option_of(self.options, "table")
         columns = select_columns(table, schema)
         if table == "events":
             return EventsReader(read_options(EventsOptions, self.options), columns)
@@ -101,7 +100,7 @@ class BulltaskSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a streaming query of events; other tables raise ``ConfigError``."""
         # Spark requests the columns before it reports that this is a streaming query.
-        if table_of(self.options) != "events":
+        if option_of(self.options, "table") != "events":
             raise ConfigError(
                 "[BULLTASK_OPTION_MISSING] a streaming query can read only events: add option('table', 'events')"
             )
@@ -162,33 +161,23 @@ def session(
     """
     # Otherwise Spark's Python workers use the `python3` on the PATH, which may lack packages that this process has.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    server = _remote_server(master)
-    builder = SparkSession.builder.appName(app)
-    if server is not None:
-        builder = builder.remote(server)
-    elif master is not None:
-        builder = builder.master(master)
-    settings = dict(_REQUIRED_CONF)
-    if master is not None and master.startswith("local"):
-        settings |= _LOCAL_CONF
+    address = os.environ.get("SPARK_REMOTE", "") if master is None else master
+    builder, settings = SparkSession.builder.appName(app), dict[str, Any](_REQUIRED_CONF)
+    if address.startswith("sc://"):
+        builder = builder.remote(address)
+    else:
+        settings["spark.ui.enabled"] = str(ui).lower()
+        if master is not None:
+            builder = builder.master(master)
+            settings |= _LOCAL_CONF if master.startswith("local") else {}
     if shuffle_partitions is not None:
         settings["spark.sql.shuffle.partitions"] = str(shuffle_partitions)
-    if server is None:
-        settings["spark.ui.enabled"] = str(ui).lower()
-    for name, value in (settings | dict(conf or {})).items():
-        builder = builder.config(name, value)
     try:
-        spark = builder.getOrCreate()
+        spark = builder.config(map=settings | dict(conf or {})).getOrCreate()
     except ImportError as exc:  # only the Connect client checks for packages; the error names the first
         raise MissingExtraError(f"Spark Connect: pip install 'pyspark[connect]' 'pandas<3' ({exc})") from exc
     register(spark)
     return spark
-
-
-def _remote_server(master: str | None) -> str | None:
-    """Return the address of the Spark Connect server; ``None`` without Spark Connect."""
-    address = os.environ.get("SPARK_REMOTE", "") if master is None else master
-    return address if address.startswith("sc://") else None
 
 
 def register(spark: SparkSession, name: str = "bulltask") -> None:
@@ -232,9 +221,6 @@ def _source(name: str) -> type[DataSource]:
         return BulltaskSource
     # Spark calls the class method `name`. The class is pickled by value, because it is not in a module.
     return type("NamedSource", (BulltaskSource,), {"name": classmethod(lambda _: name)})
-
-
-_LOSS_OPTIONS: Final = {"fail": ("true", "false"), "gap": ("false", "true")}
 
 
 class JobsReadOptions(BrokerOptions, total=False):
@@ -285,9 +271,8 @@ def jobs(
         values["id"] = json.dumps(list(ids))
     if partitions is not None:
         values["numPartitions"] = str(partitions)
-    others = {name: value for name, value in options.items() if name not in {*period, "ids"}}
-    connection = cast("BrokerOptions", others)
-    return _batch(spark, "jobs", columns, _options(queues, connection) | values)
+    check_option_names(options, JobsReadOptions)
+    return _batch(spark, "jobs", columns, broker_options(options, queues) | values)
 
 
 def events(
@@ -311,7 +296,8 @@ def events(
     Raises:
         ConfigError: A column does not exist.
     """
-    return _batch(spark, "events", columns, _options(queues, connection))
+    check_option_names(connection, BrokerOptions)
+    return _batch(spark, "events", columns, broker_options(connection, queues))
 
 
 def counts(spark: SparkSession, queues: str | Sequence[str] = "*", **connection: Unpack[BrokerOptions]) -> DataFrame:
@@ -322,7 +308,8 @@ def counts(spark: SparkSession, queues: str | Sequence[str] = "*", **connection:
         queues: Queue names, or ``*`` for all.
         connection: The options of `BrokerOptions`.
     """
-    return _batch(spark, "counts", None, _options(queues, connection))
+    check_option_names(connection, BrokerOptions)
+    return _batch(spark, "counts", None, broker_options(connection, queues))
 
 
 def stream_events(
@@ -354,17 +341,18 @@ def stream_events(
     Raises:
         ConfigError: ``on_loss`` is invalid.
     """
-    fail, rows = _LOSS_OPTIONS[choice(*_LOSS_OPTIONS)(on_loss, "on_loss")]
+    check_option_names(connection, BrokerOptions)
+    fails = choice("fail", "gap")(on_loss, "on_loss") == "fail"
     options = {
         "startingOffsets": starting,
         "maxEventsPerTrigger": str(max_events_per_trigger).lower(),  # the option's value for no limit is "none"
         "alignQueues": str(align).lower(),
-        "failOnDataLoss": fail,
-        "gapRows": rows,
+        "failOnDataLoss": str(fails).lower(),
+        "gapRows": str(not fails).lower(),
     }
     register(spark)
     reader: DataStreamReader = spark.readStream.format("bulltask")
-    return reader.options(**_options(queues, connection), table="events", **options).load()
+    return reader.options(**broker_options(connection, queues), table="events", **options).load()
 
 
 def _batch(spark: SparkSession, table: str, columns: Sequence[str] | None, options: dict[str, str]) -> DataFrame:
@@ -373,14 +361,6 @@ def _batch(spark: SparkSession, table: str, columns: Sequence[str] | None, optio
     if columns is not None:
         reader = reader.schema(select_columns(table, None, columns))
     return reader.load()
-
-
-def _options(queues: str | Sequence[str], connection: BrokerOptions) -> dict[str, str]:
-    known = BrokerOptions.__annotations__
-    if unknown := sorted(set(connection) - set(known)):
-        raise TypeError(f"unknown argument {unknown[0]!r}{did_you_mean(unknown[0], known)}")
-    named = queues if isinstance(queues, str) else json.dumps(list(queues))
-    return {**broker_options(connection), "queue": named}
 
 
 class EnqueueStreamOptions(WriteArguments, total=False):

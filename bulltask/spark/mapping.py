@@ -26,7 +26,6 @@ from bulltask.spark.sink import (
     SendOptions,
     check_option_names,
     check_write_id,
-    new_write_id,
     number_duplicates,
     reject_single_job_options,
     row_policies,
@@ -107,7 +106,16 @@ def map_dataframe(
     lookup_deadline_ms(wait)  # report an invalid value before anything is sent
     arguments = [column.alias(name) for name, column in _arguments(task, df, columns).items()]
     on_nan, collect = row_policies(settings)
-    sender = _sender(plan, config, settings, collects_invalid=collect)
+    sender = RowSender(
+        config,
+        check_write_id(settings.get("write_id") or None),
+        plan.queue,
+        plan.options,
+        plan.timestamp_ms,
+        chunk_size=integer(1, 10_000)(settings.get("chunk_size", 500), "chunk_size"),
+        idempotency_ttl_ms=max(1, to_ms(settings.get("idempotency_ttl", WEEK), "idempotency_ttl")),
+        collects_invalid=collect,
+    )
 
     rows = df.withColumn(_DATA, F.struct(*arguments) if arguments else F.lit("{}"))
     rows = with_json(rows, _DATA, on_nan) if arguments else rows
@@ -170,16 +178,3 @@ def _arguments(
         except InvalidJobError as exc:
             raise TypeError(f"columns {', '.join(columns) or '(none)'}: {exc}") from None
     return {name: F.col(column) if isinstance(column, str) else column for name, column in columns.items()}
-
-
-def _sender(plan: JobPlan, config: Config, settings: MapOptions, *, collects_invalid: bool) -> RowSender:
-    return RowSender(
-        config,
-        check_write_id(settings.get("write_id") or new_write_id()),
-        plan.queue,
-        plan.options,
-        plan.timestamp_ms,
-        chunk_size=integer(1, 10_000)(settings.get("chunk_size", 500), "chunk_size"),
-        idempotency_ttl_ms=max(1, to_ms(settings.get("idempotency_ttl", WEEK), "idempotency_ttl")),
-        collects_invalid=collects_invalid,
-    )

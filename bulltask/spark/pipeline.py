@@ -32,6 +32,7 @@ from bulltask.spark.gold import build_gold
 from bulltask.spark.lake_tables import read_table
 from bulltask.spark.repair import BackfillResult, backfill, build_silver, snapshot
 from bulltask.spark.replay import ReplayResult, ReplaySelection, replay
+from bulltask.spark.sink import check_option_names
 from bulltask.spark.source.options import BrokerOptions, broker_options
 from bulltask.spark.source.streams import pipeline_status
 
@@ -107,9 +108,7 @@ class Pipeline:
         queues: str | Sequence[str] = "*",
         **options: Unpack[PipelineOptions],
     ) -> None:
-        if unknown := sorted(set(options) - set(PipelineOptions.__annotations__)):
-            known = ", ".join(PipelineOptions.__annotations__)
-            raise TypeError(f"unknown option {unknown[0]!r}; known options are queues, {known}")
+        check_option_names(options, PipelineOptions)
         self.spark = spark
         lake = root if isinstance(root, Lake) else Lake(root, options.get("storage_options"))
         self.lake = lake.of_broker(options["broker"]) if options.get("broker") else lake
@@ -276,8 +275,7 @@ class Pipeline:
 
     def _broker_options(self) -> dict[str, str]:
         """Return the source options with the location of the queues."""
-        queues = self._queues if isinstance(self._queues, str) else json.dumps(list(self._queues))
-        return broker_options({**self._options, "broker": self.lake.broker}) | {"queue": queues}
+        return broker_options({**self._options, "broker": self.lake.broker}, self._queues)
 
     def _start(self, lake: Lake, available_now: bool) -> StreamingQuery:
         head, options, prefix = last_record(self.lake), self._options, self.lake.queue_prefix

@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Unpack
+from typing import Any, Final, Unpack
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -30,7 +30,7 @@ RESULT_FIELDS: Final = StructType(
 ).add("finished_ms", "long")
 _ARROW: Final = pa.struct(list(arrow_schema(RESULT_FIELDS)))
 _IDS_PER_ROUND_TRIP: Final = 1_000
-_FIELDS: Final = ("timestamp", "returnvalue", "failedReason", "finishedOn")
+_FIELDS: Final = ("timestamp", "returnvalue", "failedReason")
 _UNFINISHED: Final = "unfinished"
 _MISSING: Final[Mapping[str, object]] = {"state": "missing"}
 
@@ -66,7 +66,7 @@ def gather(
         ConfigError: An option is invalid, there is no string column ``id``, or Redis has no job from the write.
     """
     check_option_names(options, GatherOptions)
-    source = read_options(WriteOptions, {**broker_options(options), "queue": queue})
+    source = read_options(WriteOptions, broker_options(options, queue))
     poll_ms = max(1, to_ms(options.get("poll", 2.0), "poll"))
     lookup = JobLookup(source.config, source.keys(queue), lookup_deadline_ms(wait), poll_ms)
     rows = _ids_of_write(ids, lookup) if isinstance(ids, EnqueueResult) else ids
@@ -126,38 +126,26 @@ class JobLookup:
     def _query(self, connection: Connection, ids: Sequence[str]) -> Iterator[tuple[str, Mapping[str, object]]]:
         keys = self.keys
         # Read the sets first: if a job is in a set of finished jobs, its hash has the result, but not the other way
-        # around.
-        completed_scores, failed_scores, *hashes = connection.run_many(
+        # around. The score is the time at which the job finished.
+        completed, failed, *hashes = connection.run_many(
             [
                 command("ZMSCORE", keys.completed, *ids),
                 command("ZMSCORE", keys.failed, *ids),
                 *(job_fields(keys, job_id, _FIELDS) for job_id in ids),
             ]
         )
-        for job_id, completed_score, failed_score, hash_fields in zip(
-            ids, completed_scores, failed_scores, hashes, strict=True
-        ):
-            yield job_id, _parse_result(completed_score is not None, failed_score is not None, hash_fields)
+        return zip(ids, map(_parse_result, completed, failed, hashes), strict=True)
 
 
-def _parse_result(completed: bool, failed: bool, raw: Sequence[bytes | None]) -> Mapping[str, object]:
-    created, result, reason, finished = raw
+def _parse_result(completed: Any, failed: Any, raw: Sequence[bytes | None]) -> Mapping[str, object]:
+    created, result, reason = (None if value is None else decode_text(value) for value in raw)
     if created is None:
         return _MISSING
-    if completed:
-        value = None if result is None else decode_text(result)
-        return {"state": "completed", "return_value": value, "finished_ms": _number(finished)}
-    if failed:
-        value = None if reason is None else decode_text(reason)
-        return {"state": "failed", "failed_reason": value, "finished_ms": _number(finished)}
+    if completed is not None:
+        return {"state": "completed", "return_value": result, "finished_ms": int(float(completed))}
+    if failed is not None:
+        return {"state": "failed", "failed_reason": reason, "finished_ms": int(float(failed))}
     return {"state": _UNFINISHED}
-
-
-def _number(raw: bytes | None) -> int | None:
-    try:
-        return None if raw is None else int(float(raw))
-    except (ValueError, OverflowError):
-        return None
 
 
 def _ids_of_write(write: EnqueueResult, lookup: JobLookup) -> DataFrame:

@@ -129,18 +129,13 @@ def _id_prefix(write_id: str, queue: str, name: str, number: int) -> bytes:
     return f"{write_id}\0{queue}\0{name}\0{number or ''}\0".encode()
 
 
-def new_write_id() -> str:
-    """Return a new write id. Such ids sort by time."""
-    return uuid_utils.uuid7().hex
+def check_write_id(write_id: str | None) -> str:
+    """Return ``write_id`` if it may be part of a Redis key, else raise ``ConfigError``.
 
-
-def write_id_of_batch(write: str, batch: str | int) -> str:
-    """Return the write id of one batch of a streaming query: of its ``writeId``, or Spark's id of it."""
-    return f"{write}-{batch}"
-
-
-def check_write_id(write_id: str) -> str:
-    """Return ``write_id`` if it may be part of a Redis key, else raise ``ConfigError``."""
+    For ``None``, return a new id. Such ids sort by time.
+    """
+    if write_id is None:
+        return uuid_utils.uuid7().hex
     if not isinstance(write_id, str) or not _WRITE_ID.fullmatch(write_id):
         raise ConfigError(
             f"write id {write_id!r:.60} must be a string of 1 to 200 characters without spaces, control characters or "
@@ -154,10 +149,10 @@ _log = logging.getLogger(__name__)  # without a handler, it writes to the driver
 
 @dataclass
 class TaskCommit(WriterCommitMessage):
-    """The commit message of a task: the id of the write, and the counts of sent rows."""
+    """The commit message of a task: the id of the write, and the number of its rows by the status of their jobs."""
 
     write_id: str
-    counts: WriteCounts
+    counts: Counter[str]
 
 
 class _Writer:
@@ -170,7 +165,19 @@ class _Writer:
                 "write with mode('append'), or with outputMode('append') or ('update') in a streaming query"
             )
         self._write_id = options.write_id
-        self._sender = _row_sender(options, schema, options.job_opts, options.write_id or new_write_id())
+        self._sender = _row_sender(options, schema, options.job_opts)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:
+        """Log that sent jobs are not removed, and how to resume. Spark calls this when it gives up on a task."""
+        finished = [message for message in messages if isinstance(message, TaskCommit)]
+        write_id = self._sender.write_id if batchId is None else f"of batch {batchId}"
+        _log.error(
+            "%s %d of %d tasks had finished, with %d rows; rows from unfinished tasks are not counted.",
+            resume_hint(finished[0].write_id if finished else write_id),
+            len(finished),
+            len(messages),
+            sum(message.counts.total() for message in finished),
+        )
 
 
 class JobsWriter(_Writer, DataSourceArrowWriter):
@@ -178,11 +185,7 @@ class JobsWriter(_Writer, DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Send the rows of a task."""
-        return TaskCommit(self._sender.write_id, self._sender.send(iterator))
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Log that sent jobs are not removed, and how to resume. Spark calls this when it gives up on a task."""
-        _log_abort(self._sender.write_id, messages)
+        return _send(self._sender, iterator)
 
 
 class JobsStreamWriter(_Writer, DataSourceStreamArrowWriter):
@@ -201,24 +204,14 @@ class JobsStreamWriter(_Writer, DataSourceStreamArrowWriter):
 
     def write_batch(self, iterator: Iterator[pa.RecordBatch], query: str, batch: str) -> TaskCommit:
         """Send the rows of one task, in the batch ``batch`` of the query ``query``."""
-        write_id = write_id_of_batch(self._write_id or query, batch)
-        return TaskCommit(write_id, replace(self._sender, write_id=write_id).send(iterator))
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Log that sent jobs are not removed, and how to resume. Spark calls this when it gives up on a task."""
-        write_id = next((message.write_id for message in messages if isinstance(message, TaskCommit)), None)
-        _log_abort(write_id or f"of batch {batchId}", messages)
+        return _send(replace(self._sender, write_id=f"{self._write_id or query}-{batch}"), iterator)
 
 
-def _log_abort(write_id: str, messages: Sequence[WriterCommitMessage | None]) -> None:
-    finished = [message.counts for message in messages if isinstance(message, TaskCommit)]
-    _log.error(
-        "%s %d of %d tasks had finished, with %d rows; rows from unfinished tasks are not counted.",
-        resume_hint(write_id), len(finished), len(messages), sum(counts.rows for counts in finished),
-    )  # fmt: skip
+def _send(sender: RowSender, batches: Iterable[pa.RecordBatch]) -> TaskCommit:
+    return TaskCommit(sender.write_id, Counter(row.status for results in sender.results(batches) for row in results))
 
 
-def _row_sender(options: WriteOptions, schema: T.StructType, job_opts: Mapping[str, Any], write_id: str) -> RowSender:
+def _row_sender(options: WriteOptions, schema: T.StructType, job_opts: Mapping[str, Any]) -> RowSender:
     """Return the sender of a write, whose options and columns are checked before any job is built."""
     id_column = check_columns(schema, queue=options.queue, id_column=options.id_column)
     reject_single_job_options(job_opts)
@@ -228,7 +221,7 @@ def _row_sender(options: WriteOptions, schema: T.StructType, job_opts: Mapping[s
         raise ConfigError(f"[BULLTASK_OPTION_INVALID] options of jobs: {exc}") from exc
     return RowSender(
         options.config,
-        check_write_id(write_id),
+        check_write_id(options.write_id),
         options.queue,
         sample.options,
         sample.timestamp_ms,
@@ -236,18 +229,6 @@ def _row_sender(options: WriteOptions, schema: T.StructType, job_opts: Mapping[s
         options.chunk_size,
         options.idempotency_ttl_ms if options.idempotent else None,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class WriteCounts:
-    """The counts of a task's rows, of added jobs, and of rows whose job existed before.
-
-    If a job is sent twice because the first reply was lost, the second reply counts.
-    """
-
-    rows: int = 0
-    added: int = 0
-    duplicates: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,20 +264,12 @@ class RowSender:
     idempotency_ttl_ms: int | None = None
     collects_invalid: bool = False
 
-    def send(self, batches: Iterable[pa.RecordBatch]) -> WriteCounts:
-        """Send all rows of some Arrow batches and count the results; raises the same errors as :meth:`results`."""
-        rows = added = 0
-        for results in self.results(batches):
-            rows += len(results)
-            added += sum(result.status == "added" for result in results)
-        return WriteCounts(rows, added, rows - added)
-
     def results(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[SendResult | RejectedRow]]:
         """Send all rows of some Arrow batches; yield the results of each batch's rows.
 
         The rows of a round trip are checked before it is sent. Jobs that were sent before an error are not removed,
         because they may have run; retrying the write adds the missing ones. Every error has a note that says so
-        (``[BULLTASK_WRITE_ABORTED]``).
+        (``[BULLTASK_WRITE_ABORTED]``). If a job is sent twice because a reply was lost, the second reply counts.
         """
         broker = broker_of(self.config)
         rows = unanswered = 0
@@ -512,8 +485,7 @@ def enqueue(
     with described(df.sparkSession, f"bulltask: look for equal rows for queue {queue}"):
         rows = number_duplicates(rows, compared, options.get("on_duplicate_rows", "collapse"))
     source = read_options(WriteOptions, write_options(queue, options))
-    write_id = source.write_id or new_write_id()
-    sender = _row_sender(source, rows.drop(NUMBER, _ROW).schema, options.get("opts", {}), write_id)
+    sender = _row_sender(source, rows.drop(NUMBER, _ROW).schema, options.get("opts", {}))
     sender = replace(sender, collects_invalid=collect)
 
     sent = send_rows(sender)(F.struct(*(column for column in rows.columns if column != _ROW)))
@@ -529,7 +501,7 @@ def enqueue(
     for row in counts:
         rows_of[row["status"]] += row["count"]
     return EnqueueResult(
-        write_id,
+        sender.write_id,
         queue,
         rows=rows_of.total(),
         added=rows_of["added"],
@@ -638,11 +610,11 @@ def with_json(rows: DataFrame, name: str, on_nan: str) -> DataFrame:
     If ``on_nan`` is not ``null``, a value with NaN or Infinity becomes a text that :class:`RowSender` rejects.
     """
     column, kind = F.col(name), rows.schema[name].dataType
-    leaves = set(map(type, _leaves(kind)))
-    if T.DecimalType in leaves:
+    description = kind.simpleString()  # to convert nothing if there are no such numbers
+    if "decimal" in description:
         column = _converted(column, kind, lambda value, leaf: value.cast("string") if leaf is T.DecimalType else value)
     data = F.to_json(column, _JSON_OPTIONS)
-    if leaves & _FLOATS:
+    if "float" in description or "double" in description:
         # x - x is NaN if x is NaN or infinite
         finite = _converted(
             column, kind, lambda value, leaf: F.when(~F.isnan(value - value), value) if leaf in _FLOATS else value
@@ -653,19 +625,6 @@ def with_json(rows: DataFrame, name: str, on_nan: str) -> DataFrame:
 
 
 _FLOATS: Final = frozenset({T.FloatType, T.DoubleType})
-
-
-def _leaves(kind: T.DataType) -> Iterator[T.DataType]:
-    match kind:
-        case T.ArrayType():
-            yield from _leaves(kind.elementType)
-        case T.MapType():
-            yield from _leaves(kind.valueType)
-        case T.StructType():
-            for part in kind:
-                yield from _leaves(part.dataType)
-        case _:
-            yield kind
 
 
 def _converted(value: Column, kind: T.DataType, convert: Callable[[Column, type[T.DataType]], Column]) -> Column:
@@ -702,8 +661,7 @@ def number_duplicates(rows: DataFrame, columns: Sequence[str], mode: str) -> Dat
 def write_options(queue: str, arguments: WriteArguments) -> dict[str, str]:
     """Return the options of ``format("bulltask")`` that correspond to the arguments of ``enqueue``, except ``opts``."""
     options = {
-        **broker_options(arguments),
-        "queue": queue,
+        **broker_options(arguments, queue),
         "chunkSize": str(arguments.get("chunk_size", 500)),
         "idempotencyTtl": f"{max(1, to_ms(arguments.get('idempotency_ttl', WEEK), 'idempotency_ttl')) / 1000:.3f}s",
     }

@@ -164,7 +164,7 @@ def test_no_object_that_has_the_url_shows_the_password() -> None:
 
 
 def test_sparks_options_have_the_password_but_do_not_show_it() -> None:
-    options = broker_options({"url": url_to("127.0.0.1")})
+    options = broker_options({"url": url_to("127.0.0.1")}, "mail")
     assert options["url"] == url_to("127.0.0.1")
     assert SECRET not in repr(options)
     with pytest.raises(BulltaskError) as caught:

@@ -81,7 +81,7 @@ class QueueSource:
         """The options of ``format("bulltask")``."""
         from bulltask.spark.source.options import broker_options  # noqa: PLC0415 - slow
 
-        return {"queue": self.queues, **broker_options({**self.keywords, "broker": self.broker})}
+        return broker_options({**self.keywords, "broker": self.broker}, self.queues)
 
     @property
     def keywords(self) -> dict[str, Any]:

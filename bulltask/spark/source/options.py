@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar, Final, Literal, TypedDict, TypeVar, cast
+from typing import Any, ClassVar, Final, Literal, TypedDict, TypeVar
 
 from bulltask import embedded
 from bulltask.config.config import Config
@@ -44,15 +44,16 @@ class BrokerOptions(TypedDict, total=False):
     queue_hash_tag: bool | None
 
 
-def broker_options(arguments: Mapping[str, Any]) -> dict[str, str]:
-    """Return the source's location of Redis: from a function's arguments (`BrokerOptions`), else from the settings.
+def broker_options(arguments: Mapping[str, Any], queues: str | Sequence[str]) -> dict[str, str]:
+    """Return the source's queues and location of Redis: from a function's arguments, else from the settings.
 
-    It is resolved here because Spark plans reads in other processes, which have the environment that the JVM was
-    started with. They would not see a ``BULLTASK_BROKER_URL`` that a program sets later.
+    The location is resolved here because Spark plans reads in other processes, which have the environment that the JVM
+    was started with. They would not see a ``BULLTASK_BROKER_URL`` that a program sets later.
     """
     config = config_of(arguments)
     named = {"broker": arguments["broker"]} if arguments.get("broker") else {}
     return named | {
+        "queue": queues if isinstance(queues, str) else json.dumps(list(queues)),
         "url": config.broker_url.get_secret_value(),
         "prefix": config.prefix,
         "queueHashTag": str(config.queue_hash_tag).lower(),
@@ -387,14 +388,9 @@ def row_name(stored_name: str, *, hash_tag: bool) -> str:
     return inner if bullmq_name(inner, hash_tag=hash_tag) == stored_name else stored_name
 
 
-def table_of(options: Mapping[str, str]) -> Table:
-    """Return the table of a batch read; default: ``jobs``."""
-    return cast("Table", _value(options_of(ReadOptions)["table"], _lower_names(options)))
-
-
-def columns_of(options: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the columns of a read; ``None`` for all."""
-    return cast("tuple[str, ...] | None", _value(options_of(ReadOptions)["columns"], _lower_names(options)))
+def option_of(options: Mapping[str, str], name: str) -> Any:
+    """Return one option of a read, by the name of its field in `ReadOptions`."""
+    return _value(options_of(ReadOptions)[name], _lower_names(options))
 
 
 def read_options(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bulltask.errors import ConfigError
 from bulltask.jobs.names import check_job_id
-from bulltask.spark.sink import check_write_id, derived_id, new_write_id, write_id_of_batch
+from bulltask.spark.sink import check_write_id, derived_id
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1, max_size=6)
 ROWS = st.tuples(TEXTS, TEXTS, TEXTS, st.binary(max_size=8), st.integers(0, 3))
@@ -38,16 +38,9 @@ def test_the_derived_id_of_a_row_is_the_same_in_every_version() -> None:
 
 
 def test_new_write_ids_are_unique_and_valid() -> None:
-    ids = [new_write_id() for _ in range(100)]
+    ids = [check_write_id(None) for _ in range(100)]
     assert len(set(ids)) == 100
     assert ids == [check_write_id(write_id) for write_id in sorted(ids)]
-
-
-def test_each_batch_of_a_stream_has_a_different_write_id() -> None:
-    query = "5c2b1b6e-4f0c-4a3e-9d6a-2f7f7f0f3c11"
-    ids = {write_id_of_batch(query, batch) for batch in range(50)}
-    assert len(ids) == 50
-    assert all(check_write_id(write_id).startswith(query) for write_id in ids)
 
 
 @pytest.mark.parametrize("wrong", ["", "a b", "a\nb", "{a}", "x" * 201, "\ud800", 7])

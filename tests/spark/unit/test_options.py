@@ -21,9 +21,9 @@ from bulltask.spark.source.options import (
     StreamOptions,
     WriteOptions,
     config_of,
+    option_of,
     options_of,
     read_options,
-    table_of,
 )
 
 
@@ -286,12 +286,12 @@ def test_options_can_be_pickled_for_executors(kind: type[SourceOptions]) -> None
 
 
 def test_the_table_of_a_batch_read_is_known_before_its_options_are_read() -> None:
-    assert table_of({}) == "jobs"
-    assert table_of(CaseInsensitiveDict({"TABLE": "Events", "nonsense": "1"})) == "events"
+    assert option_of({}, "table") == "jobs"
+    assert option_of(CaseInsensitiveDict({"TABLE": "Events", "nonsense": "1"}), "table") == "events"
     with pytest.raises(
         ConfigError, match=r"\[BULLTASK_OPTION_INVALID\] option table must be one of jobs, events, counts"
     ):
-        table_of({"table": "job"})
+        option_of({"table": "job"}, "table")
 
 
 @pytest.mark.parametrize("kind", KINDS)
