@@ -19,10 +19,6 @@ CONTROL: Final = re.compile(rf"[\x00-\x1f\x7f-\x9f\ud800-\udfff{UNSEEN}]")
 """Characters that move the cursor, hide text or reverse it, and surrogates, which cannot be printed. Names of tasks are
 untrusted: they may contain these."""
 
-_MAX_NAME: Final = 120
-_NAME_HEAD, _NAME_TAIL = 70, 49
-"""How many characters of a long name are shown."""
-
 
 class Unit(StrEnum):
     """The kind of a value, which determines its format."""
@@ -67,8 +63,8 @@ _AGES: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
 def shorten(name: str) -> str:
-    """Return the name of a task or queue, shortened in the middle if it is long."""
-    return name if len(name) <= _MAX_NAME else f"{name[:_NAME_HEAD]}…{name[-_NAME_TAIL:]}"
+    """Return the name of a task or queue, shortened in the middle to 120 characters if it is longer."""
+    return name if len(name) <= 120 else f"{name[:70]}…{name[-49:]}"
 
 
 def pluralize(number: float, noun: str, spec: str | Callable[[float], str] = ",") -> str:

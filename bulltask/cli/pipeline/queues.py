@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -40,12 +40,12 @@ from bulltask.config.parsers import parse_names
 from bulltask.jobs.clock import mono_ms
 from bulltask.jobs.errors import BulltaskError, LakeError, did_you_mean
 from bulltask.lake.formatting import pluralize
+from bulltask.lake.ledger import BatchRecord, last_record
 from bulltask.lake.records import to_json
 from bulltask.lake.status import SIZE_COLUMNS, describe_losses, stream_sizes
 from bulltask.transport.streams import RetentionNeed, StreamRetention
 
 if TYPE_CHECKING:
-    from bulltask.lake.ledger import BatchRecord
     from bulltask.lake.status import PipelineStatus, QueueStatus, SkippedQueue
     from bulltask.lake.storage import Lake
     from bulltask.queue.doctor import Diagnosis, Finding
@@ -174,13 +174,10 @@ class _Run:
     """
 
     def __init__(self, pipeline: Pipeline, stop: threading.Semaphore, *, once: bool, restarts: bool) -> None:
-        from bulltask.lake.ledger import BatchRecord, last_record  # noqa: PLC0415 - slow
-
         self.label = f"{pipeline.lake.broker}: " if pipeline.lake.broker else ""
         self._pipeline = pipeline
         self._stop = stop
         self._restarts = restarts
-        self._head: Callable[[], BatchRecord] = lambda: last_record(pipeline.lake) or BatchRecord()
         self._before = self._shown = self._head()
         self._restart_ms: int | None = None
         self._query = pipeline.run(available_now=once)
@@ -213,12 +210,15 @@ class _Run:
         """Print the query's error, if it has failed, or the losses of this run, and return the exit code."""
         if self._query.exception() is not None:
             return self._print_failure()
-        (lost, gaps), (lost_before, gaps_before) = _losses(self._head()), _losses(self._before)
-        if gaps > gaps_before:
-            losses = describe_losses(lost - lost_before, gaps - gaps_before)
+        head, before = self._head(), self._before
+        if gaps := sum(head.gaps.values()) - sum(before.gaps.values()):
+            losses = describe_losses(sum(head.lost.values()) - sum(before.lost.values()), gaps)
             click.echo(f"{self.label}{losses}: 'bulltask pipeline gaps' lists them", err=True)
             return EXIT_LOST
         return 0
+
+    def _head(self) -> BatchRecord:
+        return last_record(self._pipeline.lake) or BatchRecord()
 
     def _print_new(self) -> None:
         head = self._head()
@@ -247,11 +247,6 @@ def _first_line(text: str) -> str:
     errors = [line[line.index("[BULLTASK_") :] for line in lines if "[BULLTASK_" in line]
     exceptions = [line.removeprefix("bulltask.errors.") for line in _EXCEPTION.findall(text)]
     return (errors or exceptions[-1:] or lines or ["the pipeline has failed"])[0]
-
-
-def _losses(head: BatchRecord) -> tuple[int, int]:
-    """Return the number of events ever lost, as far as it is known, and the number of gaps."""
-    return sum(head.lost.values()), sum(head.gaps.values())
 
 
 @click.command("status", short_help="Show how far the lake lags behind the queues.")

@@ -10,11 +10,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
+from functools import partial
+from operator import itemgetter
 from typing import Annotated, Any, Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from bulltask.jobs.errors import ConfigError
 from bulltask.lake.formatting import Unit, shorten
@@ -180,9 +181,10 @@ class ReportData:
         self.waits = waits
         self.runs = runs
         self.queues = _over_time(reader, CAPACITY_MINUTE, period, step, ["queue"], _QUEUE_AGGREGATES)
-        self.errors = _rows(reader, ERRORS_DAY, period)
-        self.slos = _rows(reader, SLO_DAY, period)
-        self.costs = _rows(reader, COST_DAY, period)
+        rows = partial(reader.rows, days=period.days, queue=period.queues or None)
+        self.errors = sorted(rows(ERRORS_DAY), key=itemgetter("dt"))
+        self.slos = rows(SLO_DAY)
+        self.costs = rows(COST_DAY)
         self.gaps = find_gaps(lake, since=period.span[0], until=period.span[1], queues=period.queues or None)
         self.incomplete = _with_gaps(incomplete, self.gaps, period)
         with_events, built = {*reader.days(EVENTS), *reader.days(ATTEMPTS)}, {*reader.days(TASK_MINUTE)}
@@ -243,16 +245,11 @@ def _days(reader: TableReader, table: Table, period: Period, columns: Sequence[s
     """Yield a table's days, one after the other."""
     full_schema = arrow_schema(table)
     schema = pa.schema([full_schema.field(name) for name in columns])
-    where = ds.field("queue").isin(list(period.queues)) if period.queues else None
     for day in period.days:
+        queues = period.queues or None
         yield reader.scan(
-            table, [day], lambda batches: pa.Table.from_batches(batches, schema), where=where, columns=columns
+            table, [day], lambda batches: pa.Table.from_batches(batches, schema), columns=columns, queue=queues
         )
-
-
-def _rows(reader: TableReader, table: Table, period: Period) -> list[Row]:
-    columns = [column.name for column in table.columns]
-    return [row for day in _days(reader, table, period, columns) for row in day.to_pylist()]
 
 
 def _minutes(column: Any) -> Any:
