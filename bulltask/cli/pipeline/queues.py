@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
-from itertools import chain
+from itertools import chain, takewhile
 from os import environ
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -40,7 +40,7 @@ from bulltask.config.parsers import parse_names
 from bulltask.jobs.clock import mono_ms
 from bulltask.jobs.errors import BulltaskError, LakeError, did_you_mean
 from bulltask.lake.formatting import pluralize
-from bulltask.lake.ledger import BatchRecord, last_record
+from bulltask.lake.ledger import BatchRecord, last_record, records
 from bulltask.lake.records import to_json
 from bulltask.lake.status import SIZE_COLUMNS, describe_losses, stream_sizes
 from bulltask.transport.streams import RetentionNeed, StreamRetention
@@ -178,7 +178,8 @@ class _Run:
         self._pipeline = pipeline
         self._stop = stop
         self._restarts = restarts
-        self._before = self._shown = self._head()
+        self._before = self._head()
+        self._shown = self._before.number
         self._restart_ms: int | None = None
         self._query = pipeline.run(available_now=once)
 
@@ -221,10 +222,10 @@ class _Run:
         return last_record(self._pipeline.lake) or BatchRecord()
 
     def _print_new(self) -> None:
-        head = self._head()
-        if head.number != self._shown.number:
-            self._shown = head
-            click.echo(f"{self.label}{_batch_line(head)}", err=True)
+        new = takewhile(lambda record: record.number > self._shown, records(self._pipeline.lake))
+        for record in reversed(list(new)):
+            self._shown = record.number
+            click.echo(f"{self.label}{_batch_line(record)}", err=True)
 
     def _print_failure(self) -> int:
         text = str(self._query.exception())
@@ -232,13 +233,13 @@ class _Run:
         return EXIT_LOST_FAIL if "[BULLTASK_EVENTS_LOST]" in text else 1
 
 
-def _batch_line(head: BatchRecord) -> str:
+def _batch_line(record: BatchRecord) -> str:
     lost, gaps, events = (
-        sum(getattr(queue, name) for queue in head.queues.values()) for name in ("lost", "gaps", "events")
+        sum(getattr(queue, name) for queue in record.queues.values()) for name in ("lost", "gaps", "events")
     )
-    took = sum(head.steps_ms.values()) / 1000
+    took = sum(record.steps_ms.values()) / 1000
     losses = f", {lost:,} LOST" if lost else ", an unknown number LOST" if gaps else ""
-    return f"batch {head.number:,}: {pluralize(events, 'event')} in {took:.1f} s{losses}"
+    return f"batch {record.number:,}: {pluralize(events, 'event')} in {took:.1f} s{losses}"
 
 
 def _first_line(text: str) -> str:
