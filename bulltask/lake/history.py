@@ -263,8 +263,7 @@ class History:
         Args:
             job_id: The job's id.
             queue: The job's queue; required if several queues have a job with this id.
-            since: A time at which the job had not been added yet; older days are not read. This matters if ids are
-                random, as those of version 4 of UUID: then each day may have the job. Default: all days.
+            since: A time at which the job had not been added yet; older days are not read. Default: all days.
 
         Raises:
             ConfigError: Several queues have a job with this id, or the lake has no data for the queue.
@@ -516,7 +515,7 @@ def _candidates(reader: TableReader, query: JobQuery, after: SearchPosition | No
     last_day = None if after is None else (_EPOCH + timedelta(microseconds=after.seen_us)).date()
     days = [day for day in reader.days(JOBS) if query.includes(day) and (last_day is None or day <= last_day)]
     where, rows = _expression(query, after), list[Row]()
-    for portion in day_portions(days[::-1]):
+    for portion in day_portions(days[::-1]) if query.id is None else [days]:
         read_first = partial(_first_rows, max_rows=max_rows - len(rows))
         job_ids = None if query.id is None else [query.id]
         rows += reader.scan(JOBS, portion, read_first, where=where, queue=query.queue, job_ids=job_ids)

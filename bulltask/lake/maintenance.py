@@ -16,12 +16,12 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.dataset as ds
+from deltalake.exceptions import DeltaError
 
 from bulltask.jobs.errors import ConfigError, LakeError, LakeInUseError
 from bulltask.lake.ledger import last_record
-from bulltask.lake.reader import dataset_of, files_with, latest_rows
+from bulltask.lake.reader import dataset_of, files_with, has_one_of, latest_rows
 from bulltask.lake.storage import DataFile, Lake, RunLock, Snapshot, arrow_schema
 from bulltask.lake.tables import ATTEMPTS, ERRORS_DAY, EVENTS, FORGOTTEN, JOBS, SNAPSHOTS, TABLES, Table, find_tables
 
@@ -234,8 +234,8 @@ def _in_order(rows: Any) -> Any:
 JobKey = tuple[str, str]
 """A queue's name in the lake, and the id of a job."""
 
-_IDS: Final = {EVENTS: "job_id", SNAPSHOTS: "id", ATTEMPTS: "job_id", JOBS: "job_id"}
-"""The tables with rows of single jobs, and their columns with the job's id; the pipelines' states have some, too."""
+_OF_JOBS: Final = (EVENTS, SNAPSHOTS, ATTEMPTS, JOBS)
+"""The tables with rows of single jobs; the pipelines' states have some, too."""
 
 _KILLED_WRITE: Final = timedelta(hours=1)
 """The age at which a file that no commit has named is that of a killed write, not one that is about to be committed."""
@@ -263,9 +263,8 @@ def jobs_with_id(lake: Lake, job_id: str, queue: str | None = None) -> set[JobKe
     found = set[str]()
     for one, table in _tables(lake.of_all_brokers(), JOBS):
         if table is not ERRORS_DAY:
-            dataset = dataset_of(one, table, one.existing(table).files())
-            rows = dataset.to_table(["queue"], ds.field(_id_column(table)) == job_id)
-            found.update(pc.unique(rows["queue"]).to_pylist())
+            rows = one.existing(table).find(has_one_of(table.id_column, [job_id]), ["queue"])
+            found.update(rows["queue"].to_pylist())
     queues = found if queue is None else found & {queue}
     if len(queues) > 1:
         raise ConfigError(f"several queues have a job {job_id!r}: {', '.join(sorted(queues))}; choose one")
@@ -278,13 +277,17 @@ def jobs_where(lake: Lake, table: Table, condition: str) -> set[JobKey]:
     Raises:
         ConfigError: The condition is invalid, or the table has no rows of single jobs.
     """
-    if table not in _IDS:
-        names = ", ".join(table.full_name for table in _IDS)
+    if table not in _OF_JOBS:
+        names = ", ".join(table.full_name for table in _OF_JOBS)
         raise ConfigError(f"{table.full_name} has no rows of single jobs: use one of {names}")
-    if lake.open(table) is None:
+    if (snapshot := lake.open(table)) is None:
         return set()
-    found = lake.find(table, ("queue", _IDS[table]), condition)
-    return {(row["queue"], row[_IDS[table]]) for row in found.to_pylist() if row[_IDS[table]] is not None}
+    try:
+        found = snapshot.find(condition, ["queue", table.id_column])
+    except DeltaError as exc:
+        reason = str(exc).splitlines()[0]
+        raise ConfigError(f"{condition!r} is not a condition on {table.full_name}: {reason}") from exc
+    return {(queue, job_id) for queue, job_id in zip(*found.to_pydict().values(), strict=True) if job_id is not None}
 
 
 def forget(
@@ -334,13 +337,9 @@ def _check_finished(lake: Lake) -> None:
 
 def _tables(lakes: Sequence[Lake], last: Table) -> list[tuple[Lake, Table]]:
     """Return the existing tables with rows of single jobs, in order of removal, each with the lake that writes it."""
-    shared = [*(table for table in (ERRORS_DAY, *_IDS) if table is not last), last]
+    shared = [*(table for table in (ERRORS_DAY, *_OF_JOBS) if table is not last), last]
     found = [*((one, one.open_events) for one in lakes), *((lakes[0], table) for table in shared)]
     return [(one, table) for one, table in found if one.open(table) is not None]
-
-
-def _id_column(table: Table) -> str:
-    return _IDS.get(table, "job_id")
 
 
 def _remove(lake: Lake, table: Table, jobs: Collection[JobKey]) -> Forgotten:
@@ -367,7 +366,7 @@ def _remove(lake: Lake, table: Table, jobs: Collection[JobKey]) -> Forgotten:
 def _matches(lake: Lake, table: Table, jobs: Collection[JobKey]) -> Iterator[tuple[DataFile, Any, int]]:
     """Yield each file with rows of the jobs, its other rows, and the number of those to remove."""
     wanted, ids = set(jobs), sorted({job_id for _, job_id in jobs})
-    column, files = _id_column(table), lake.existing(table).files()
+    column, files = table.id_column, lake.existing(table).files()
     for file in files if table is ERRORS_DAY else files_with(files, column, ids):
         dataset = dataset_of(lake, table, [file])
         if table is not ERRORS_DAY and not dataset.count_rows(filter=ds.field(column).isin(ids)):

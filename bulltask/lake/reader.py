@@ -5,21 +5,23 @@ from __future__ import annotations
 import difflib
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import reduce as fold
+from itertools import starmap
 from operator import and_
 from typing import Annotated, Any, Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+from deltalake.exceptions import DeltaError
 
 from bulltask.jobs.errors import ConfigError, LakeError, did_you_mean
 from bulltask.lake.formatting import Unit
-from bulltask.lake.storage import DataFile, Lake, arrow_schema, days_of
+from bulltask.lake.storage import DataFile, Lake, Snapshot, arrow_schema, days_of
 from bulltask.lake.tables import ATTEMPTS, BACKFILLS, BUILT_FIRST, BUILT_LAST, EVENTS, GAPS, JOBS, SNAPSHOTS, Table
 
 
@@ -48,6 +50,9 @@ T = TypeVar("T")
 
 _SCAN: Final = {"batch_size": 32_768, "batch_readahead": 4, "fragment_readahead": 4}
 """Rows per batch, and how many batches and files are read ahead. This bounds the memory of a read."""
+
+_MAX_LOOK_UP: Final = 100
+"""Of how many jobs the rows are looked up. Most row groups have some of more jobs, and SQL is slow, then."""
 
 _MAX_NAMED: Final = 8
 """How many queues an error message lists."""
@@ -102,20 +107,25 @@ class TableReader:
         ``where`` is an Arrow expression. Files are skipped whose statistics show that they have no row of the queues
         or of the jobs. The default columns are all, including the partition.
         """
-        snapshot = self._lake.open(table)
+        snapshot, values = self._lake.open(table), dict[str, list[str]]()
         files = snapshot.files({str(day) for day in days}) if snapshot else []
+        if queue is not None:
+            values["queue"] = [queue] if isinstance(queue, str) else list(queue)
+        if job_ids is not None:
+            values[table.id_column] = list(job_ids)
         terms = [] if where is None else [where]
         if self._lake.broker:
             terms.append(pc.starts_with(pc.field("queue"), self._lake.queue_prefix))
-        if queue is not None:
-            queues = [queue] if isinstance(queue, str) else list(queue)
-            files = files_with(files, "queue", queues)
-            terms.append(pc.field("queue").isin(queues))
-        if job_ids is not None:
-            id_column = "id" if table is SNAPSHOTS else "job_id"
-            terms.append(pc.field(id_column).isin(list(job_ids)))
-            files = self._files_of_jobs(table, files_with(files, id_column, job_ids), terms[-1])
-        return reduce(self._batches(table, files, fold(and_, terms) if terms else None, columns))
+        for column, wanted in values.items():
+            files = files_with(files, column, wanted)
+            terms.append(pc.field(column).isin(wanted))
+        with self._reading(table):
+            if snapshot and files and job_ids is not None and max(map(len, values.values())) <= _MAX_LOOK_UP:
+                values[table.partition] = list({file.partition for file in files})
+                rows = _look_up(table, snapshot, values)
+            else:
+                rows = dataset_of(self._lake, table, files)
+        return reduce(self._batches(table, rows, fold(and_, terms) if terms else None, columns))
 
     def rows(self, table: Table, days: Iterable[date] | None = None, **filters: Any) -> list[dict[str, Any]]:
         """Return rows as :meth:`scan` reads them, with the same filters; by default those of all days."""
@@ -137,20 +147,9 @@ class TableReader:
 
         return self.scan(table, day_list, count_rows, columns=(), queue=queue)
 
-    def _files_of_jobs(self, table: Table, files: list[DataFile], of_jobs: Any) -> list[DataFile]:
-        """Return the files that have rows of some jobs. If ids are random, each file may; only ids are read."""
-        if len(files) < 2:
-            return files
-        scanner = dataset_of(self._lake, table, files).scanner(columns=["__filename"], filter=of_jobs, **_SCAN)
-        with self._reading(table):
-            found = set(pc.unique(scanner.to_table()["__filename"]).to_pylist())
-        return [file for file in files if f"{table.layer}/{table.name}/{file.path}" in found]
-
-    def _batches(
-        self, table: Table, files: Sequence[DataFile], where: Any, columns: Sequence[str] | None
-    ) -> Iterator[Any]:
+    def _batches(self, table: Table, rows: Any, where: Any, columns: Sequence[str] | None) -> Iterator[Any]:
         names = list(columns) if columns is not None else arrow_schema(table).names
-        scanner = dataset_of(self._lake, table, files).scanner(columns=names, filter=where, **_SCAN)
+        scanner = rows.scanner(columns=names, filter=where, **_SCAN)
         with self._reading(table):
             yield from (batch for batch in scanner.to_batches() if batch.num_rows)
 
@@ -158,8 +157,20 @@ class TableReader:
     def _reading(self, table: Table) -> Iterator[None]:
         try:
             yield
-        except (pa.ArrowException, OSError) as exc:
+        except (pa.ArrowException, DeltaError, OSError) as exc:
             raise LakeError(f"{self._lake.location(table)} cannot be read: {exc}") from exc
+
+
+def _look_up(table: Table, snapshot: Snapshot, values: Mapping[str, Iterable[str]]) -> Any:
+    """Return the rows with some values in some columns, as a dataset."""
+    rows = snapshot.find(" AND ".join(starmap(has_one_of, values.items())))  # of an older version, without some columns
+    return ds.dataset(pa.Table.from_pylist(rows.to_pylist(), arrow_schema(table)))
+
+
+def has_one_of(column: str, values: Iterable[str]) -> str:
+    """Return the condition in SQL that a column has one of some values."""
+    texts = ", ".join("'{}'".format(value.replace("'", "''")) for value in values)
+    return f"{column} IN ({texts})"
 
 
 def files_with(files: Iterable[DataFile], column: str, values: Iterable[str]) -> list[DataFile]:

@@ -79,6 +79,11 @@ class Table:
         """``silver.jobs``."""
         return f"{self.layer}.{self.name}"
 
+    @property
+    def id_column(self) -> str:
+        """The column with the job's id, in a table with rows of single jobs."""
+        return "id" if self.full_name == "bronze.jobs" else "job_id"
+
 
 def _columns(lines: str) -> tuple[Column, ...]:
     """Parse lines of ``name kind meaning``."""

@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from pyarrow.parquet import ParquetFile
 
 from bulltask.errors import ConfigError, LakeError, LakeInUseError
 from bulltask.lake.ledger import BatchRecord, last_record
@@ -175,6 +176,7 @@ def test_a_program_that_reads_a_table_exits_cleanly(lake: LakeBuilder, rows: int
 
 def test_a_column_of_a_later_version_is_added_and_is_null_in_older_rows(lake: LakeBuilder) -> None:
     lake.jobs([job("old")])
+    assert TableReader(Lake(lake.root)).rows(FUTURE, job_ids=["old"])[0]["mood"] is None
     rows = [{**job("new", mood="fine"), "queue": "mail", "dt": "2026-11-22"}]
     files = lake.lake.write(FUTURE, pa.Table.from_pylist(rows, arrow_schema(FUTURE)), "later")
     assert lake.lake.commit(FUTURE, files)
@@ -238,3 +240,21 @@ def test_statistics_skip_files_in_which_a_job_cannot_be(lake: LakeBuilder) -> No
             (lake.root / "bronze" / "events" / file.path).write_bytes(b"not to be read")
     (row,) = TableReader(lake.lake).rows(EVENTS, job_ids=["b"])
     assert row["event_ms"] == 1795305600001
+
+
+def test_bloom_filters_skip_files_whose_statistics_include_a_random_id(lake: LakeBuilder) -> None:
+    for day, job_ids in ((20, "az"), (21, "bmy"), (22, "cx")):
+        lake.jobs({"job_id": job_id, "finished_at": at(f"2026-11-{day} 10:00")} for job_id in job_ids)
+    for file in snapshot(lake.lake, JOBS).files(["2026-11-20", "2026-11-22"]):
+        path = lake.root / "silver" / "jobs" / file.path
+        end = ParquetFile(path).metadata.row_group(0).column(1).bloom_filter_offset
+        content = path.read_bytes()
+        path.write_bytes(content[:4] + bytes(end - 4) + content[end:])  # no rows can be read
+    (row,) = TableReader(lake.lake).rows(JOBS, job_ids=["m"])
+    assert row["dt"] == "2026-11-21"
+
+
+@pytest.mark.parametrize("job_id", ["it's", "a\\'b", '"', "a\nb", "\0", "%_", "漢字 🐂", ""])
+def test_a_job_is_looked_up_by_any_id(lake: LakeBuilder, job_id: str) -> None:
+    lake.jobs({"job_id": name, "finished_at": at("2026-11-20 10:00")} for name in (job_id, "other"))
+    assert [row["job_id"] for row in TableReader(lake.lake).rows(JOBS, job_ids=[job_id])] == [job_id]
