@@ -51,6 +51,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks import lake_growth
 from benchmarks.processes import executors_of, tree_cpu_us
+from bulltask.cli.pipeline import QUICK_DRIVER
 from bulltask.lake.ledger import BatchRecord, last_record, records
 from bulltask.lake.reader import TableReader
 from bulltask.lake.storage import Lake
@@ -492,14 +493,18 @@ def main() -> int:
     options = parser.parse_args()
     if options.measurement == "executors":
         return executors(options)
-    with new_session(options.master) as spark, tempfile.TemporaryDirectory(prefix="bulltask-bench-") as directory:
+    builds = options.measurement == "growth"
+    with (
+        new_session(options.master, builds=builds) as spark,
+        tempfile.TemporaryDirectory(prefix="bulltask-bench-") as directory,
+    ):
         return MEASUREMENTS[options.measurement](options, spark, Path(directory))
 
 
 @contextmanager
-def new_session(master: str) -> Iterator[SparkSession]:
-    """Run a session."""
-    spark = session("bench", master, conf=CONF)
+def new_session(master: str, *, builds: bool = False) -> Iterator[SparkSession]:
+    """Run a session, like that of ``bulltask pipeline run``, or of ``build``."""
+    spark = session("bench", master, conf=CONF if builds else CONF | QUICK_DRIVER)
     try:
         yield spark
     finally:

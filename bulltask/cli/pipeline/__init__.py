@@ -142,11 +142,16 @@ def spark_options(function: F) -> F:
     )(function)
 
 
-def open_session(options: Mapping[str, Any]) -> Any:
+QUICK_DRIVER: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
+"""For a JVM that only plans batches: in its first minutes, optimizing its code takes as long as all of its work."""
+
+
+def open_session(options: Mapping[str, Any], defaults: Mapping[str, str] | None = None) -> Any:
     """Return this process' ``pyspark.sql.SparkSession``: the session of ``spark-submit``, or a new session.
 
     Args:
         options: The values of :func:`spark_options`.
+        defaults: Spark settings that ``--conf`` may override.
 
     Raises:
         MissingExtraError: Spark or Java is not installed.
@@ -162,7 +167,7 @@ def open_session(options: Mapping[str, Any]) -> Any:
     if not submitted and not remote and shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         raise MissingExtraError("Spark needs Java 17 or newer: install a JRE, or set JAVA_HOME to one")
     # Spark's progress bar would mix with the lines that commands print.
-    settings = {} if remote else {"spark.ui.showConsoleProgress": "false"}
+    settings = {} if remote else {"spark.ui.showConsoleProgress": "false", **(defaults or {})}
     settings |= {name.strip(): value for name, _, value in (text.partition("=") for text in conf)}
     spark = session("bulltask pipeline", master or (None if submitted else "local[*]"), conf=settings)
     from bulltask.spark.sink import described  # noqa: PLC0415 - slow
