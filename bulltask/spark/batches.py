@@ -123,8 +123,7 @@ class BatchWriter:
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write a batch, unless it is already in the lake."""
-        complete(self.lake)
-        head, query = last_record(self.lake) or BatchRecord(), query_of(self.checkpoint)
+        head, query = complete(self.lake), query_of(self.checkpoint)
         if head.queries.get(query) == batch_id:
             return  # the batch is complete, but Spark was killed before it committed its checkpoint
         if query in head.queries and (batch_id <= head.queries[query] or head.query not in {"", query}):
@@ -151,8 +150,11 @@ def query_of(checkpoint: Path) -> str:
     return str(json.loads((checkpoint / "metadata").read_text())["id"]).replace("-", "")[:8]
 
 
-def complete(lake: Lake) -> None:
+def complete(lake: Lake) -> BatchRecord:
     """Complete the batch that was interrupted after its events had been added to ``bronze.events``, if there is one.
+
+    Returns:
+        The record of the last batch; that of no batch before the first.
 
     Raises:
         LakeError: The lake lacks batches in ``_pipeline/open_jobs``.
@@ -160,17 +162,17 @@ def complete(lake: Lake) -> None:
     events = lake.open(EVENTS)
     head = last_record(lake) or BatchRecord()
     if events is None or events.batch <= head.number:
-        return
+        return head
     if events.batch > head.number + 1:
         raise LakeError(
             f"{lake.location(EVENTS)} has batch {events.batch:,}, but {lake.location(lake.open_events)} only has "
             f"{head.number:,}: restore both from the same backup"
         )
     stored = (stored for stored in events.metadata() if stored.get("number") == events.batch)
-    _complete(lake, head, BatchRead.from_json(next(stored)), None)
+    return _complete(lake, head, BatchRead.from_json(next(stored)), None)
 
 
-def _complete(lake: Lake, head: BatchRecord, read: BatchRead, spark: SparkSession | None) -> None:
+def _complete(lake: Lake, head: BatchRecord, read: BatchRead, spark: SparkSession | None) -> BatchRecord:
     """Make the commits that follow the commit of the events. Without a session, the driver does all the work."""
     number, steps_ms = read.number, {"read": read.read_ms}
     gaps = gap_rows(read.part.gaps, _EPOCH + timedelta(microseconds=read.detected_us))
@@ -188,6 +190,7 @@ def _complete(lake: Lake, head: BatchRecord, read: BatchRead, spark: SparkSessio
     replaced = plan.open_files if plan.rewrites else []
     if lake.commit(lake.open_events, folded.open_jobs, batch=number, metadata=record.to_json(), replaced=replaced):
         lake.delete(lake.open_events, replaced)
+    return record
 
 
 def _plan(head: BatchRecord, read: BatchRead, before: Snapshot | None) -> FoldPlan:
