@@ -172,6 +172,7 @@ def build_all_gold(spark: SparkSession, root: Path, days: int) -> None:
         for back in range(1, days):
             moved = [_moved(pa.Table.from_batches([batch]), back) for batch in rows]
             lake.commit(table, [file for part in moved for file in lake.write(table, part, "part")])
+        lake.write_checkpoint(table)
 
 
 def _moved(rows: Any, back: int) -> Any:

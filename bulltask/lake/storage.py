@@ -504,19 +504,31 @@ class Snapshot:
     def __init__(self, table: Table, handle: DeltaTable, options: Mapping[str, str], pipeline: str) -> None:
         self.table = table
         self.version = handle.version()
-        self.batch = _number(handle, pipeline)
-        self.rewrites = _number(handle, _REWRITES)
         self._pipeline = pipeline
         self.handle = handle  # which later snapshots share: it may be at a later version
         self._options = dict(options)
 
+    def _at_version(self) -> DeltaTable:
+        if self.handle.version() == self.version:
+            return self.handle
+        return DeltaTable(self.handle.table_uri, version=self.version, storage_options=self._options or None)
+
+    # Finding these numbers reads the log again, so readers do not.
+
+    @cached_property
+    def batch(self) -> int:
+        """The number of the pipeline's last batch in the table."""
+        return _number(self._at_version(), self._pipeline)
+
+    @cached_property
+    def rewrites(self) -> int:
+        """The number of the last rewrite."""
+        return _number(self._at_version(), _REWRITES)
+
     @cached_property
     def _actions(self) -> Any:
         """The log's entries of the files, as an Arrow table."""
-        handle = self.handle
-        if handle.version() != self.version:
-            handle = DeltaTable(handle.table_uri, version=self.version, storage_options=self._options or None)
-        return pa.table(handle.get_add_actions())
+        return pa.table(self._at_version().get_add_actions())
 
     @cached_property
     def partitions(self) -> list[str]:
