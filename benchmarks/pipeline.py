@@ -426,8 +426,8 @@ def look_ups(_: argparse.Namespace, spark: SparkSession, directory: Path) -> int
 
         every = typical_ms()
         goal(f"all of {jobs:,} jobs", every, None)
-        return goal("two columns of them", typical_ms(columns="id,name"), every // 2) | goal(
-            "one of them by its id", typical_ms(id=str(jobs // 2)), every // 10
+        return goal("two columns of them", typical_ms(columns="id,name"), 3 * every // 4) | goal(
+            "one of them by its id", typical_ms(id=str(jobs // 2)), every // 4
         )
 
 

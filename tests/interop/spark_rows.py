@@ -31,5 +31,5 @@ def write_rows(side: InteropQueue, rows: Iterable[tuple[str, str]], **options: s
     writer = pickled.loads(pickled.dumps(source.writer(_SCHEMA, overwrite=False)))
     names, data = zip(*rows, strict=True)
     result = writer.write(iter([pa.RecordBatch.from_arrays([pa.array(names), pa.array(data)], ["name", "data"])]))
-    assert result.counts.added == len(names)
+    assert result.counts["added"] == len(names)
     return [derived_id("w1", side.name, name, text.encode()) for name, text in zip(names, data, strict=True)]

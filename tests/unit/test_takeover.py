@@ -57,8 +57,9 @@ class FakeWorker:
 
     def tick(self, ms_since_start: int = LONG_MS) -> None:
         """Tick that long after the running job has started."""
-        self.block.running_since_ms = mono_ms() - ms_since_start
-        self.takeover.tick(mono_ms(), 0)
+        now_ms = mono_ms()
+        self.block.running_since_ms = now_ms - ms_since_start
+        self.takeover.tick(now_ms, 0)
 
     @property
     def states(self) -> list[int]:
