@@ -38,7 +38,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import takewhile
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from statistics import median
@@ -52,7 +51,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks import lake_growth
 from benchmarks.processes import executors_of, tree_cpu_us
 from bulltask.cli.pipeline import QUICK_DRIVER
-from bulltask.lake.ledger import BatchRecord, last_record, records
+from bulltask.lake.ledger import BatchRecord, last_record, records_after
 from bulltask.lake.reader import TableReader
 from bulltask.lake.storage import Lake
 from bulltask.lake.tables import EVENTS
@@ -136,8 +135,7 @@ class Watch(threading.Thread):
         while not self.ended.wait(0.5):
             if not log.is_dir() or versions == (versions := len(list(log.iterdir()))):
                 continue  # reading the log would take more CPU time than some batches
-            new = list(takewhile(lambda record: record.number > self.number, records(self.lake)))
-            for record in reversed(new):
+            for record in records_after(self.lake, self.number):
                 events = events_of(record)
                 self.read += events
                 self.number = record.number

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from bulltask.jobs.errors import DecodeError
@@ -101,3 +102,8 @@ def records(lake: Lake) -> Iterator[BatchRecord]:
     snapshot = lake.open(lake.open_events)
     if snapshot is not None:
         yield from map(BatchRecord.from_json, snapshot.metadata())
+
+
+def records_after(lake: Lake, number: int) -> list[BatchRecord]:
+    """Return the records of the batches after the one with a number, oldest first, as far back as they are kept."""
+    return list(takewhile(lambda record: record.number > number, records(lake)))[::-1]

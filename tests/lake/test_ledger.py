@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bulltask.errors import DecodeError
-from bulltask.lake.ledger import BatchRecord, QueueRecord, last_record, records
+from bulltask.lake.ledger import BatchRecord, QueueRecord, last_record, records, records_after
 from bulltask.lake.storage import Lake
 from bulltask.lake.tables import OPEN_EVENTS
 from tests.support.lake import LakeBuilder
@@ -30,6 +30,7 @@ def test_records_are_read_newest_first_past_commits_without_one(lake: LakeBuilde
         if number % 10 == 0:
             assert lake.lake.commit(OPEN_EVENTS, [])
     assert [record.number for record in records(Lake(lake.root))] == list(range(30, 0, -1))
+    assert [record.number for record in records_after(lake.lake, 27)] == [28, 29, 30]
 
 
 def test_a_record_of_another_version_is_an_error(lake: LakeBuilder) -> None:

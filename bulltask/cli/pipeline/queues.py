@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
-from itertools import chain, takewhile
+from itertools import chain
 from os import environ
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -41,7 +41,7 @@ from bulltask.config.parsers import parse_names
 from bulltask.jobs.clock import mono_ms
 from bulltask.jobs.errors import BulltaskError, LakeError, did_you_mean
 from bulltask.lake.formatting import pluralize
-from bulltask.lake.ledger import BatchRecord, last_record, records
+from bulltask.lake.ledger import BatchRecord, last_record, records_after
 from bulltask.lake.records import to_json
 from bulltask.lake.status import SIZE_COLUMNS, describe_losses, stream_sizes
 from bulltask.transport.streams import RetentionNeed, StreamRetention
@@ -223,8 +223,7 @@ class _Run:
         return last_record(self._pipeline.lake) or BatchRecord()
 
     def _print_new(self) -> None:
-        new = takewhile(lambda record: record.number > self._shown, records(self._pipeline.lake))
-        for record in reversed(list(new)):
+        for record in records_after(self._pipeline.lake, self._shown):
             self._shown = record.number
             click.echo(f"{self.label}{_batch_line(record)}", err=True)
 
