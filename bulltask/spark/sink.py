@@ -33,7 +33,14 @@ from bulltask.config.config import Config
 from bulltask.config.parsers import choice
 from bulltask.jobs import codec
 from bulltask.jobs.clock import Duration, mono_ms, to_ms
-from bulltask.jobs.errors import ConfigError, DecodeError, EncodeError, InvalidNameError, PayloadTooLargeError
+from bulltask.jobs.errors import (
+    ConfigError,
+    DecodeError,
+    EncodeError,
+    InvalidNameError,
+    PayloadTooLargeError,
+    did_you_mean,
+)
 from bulltask.jobs.job import JobOptions, NewJob, check_size
 from bulltask.jobs.names import bullmq_name, check_job_id, check_job_name, check_queue_name
 from bulltask.jobs.payloads import PayloadCodec
@@ -517,7 +524,8 @@ def check_option_names(given: Mapping[str, object], kind: type) -> None:
     """Raise ``TypeError`` for an option that the ``TypedDict`` does not have."""
     known = kind.__annotations__  # a TypedDict includes inherited names
     if unknown := sorted(set(given) - set(known)):
-        raise TypeError(f"unknown option {unknown[0]!r}; known options are {', '.join(sorted(known))}")
+        name, names = unknown[0], sorted(known)
+        raise TypeError(f"unknown option {name!r}; known options are {', '.join(names)}{did_you_mean(name, names)}")
 
 
 def send_rows(sender: RowSender) -> Callable[[Column], Column]:

@@ -69,7 +69,7 @@ def test_a_query_fails_on_a_loss_or_returns_a_gap_row(
 def test_invalid_arguments_are_rejected_before_anything_is_read(spark: SparkSession) -> None:
     with pytest.raises(ConfigError, match="table jobs has no column 'nmae'; did you mean 'name'"):
         bulltask.spark.jobs(spark, columns=["nmae"])
-    with pytest.raises(TypeError, match=r"unknown option 'uri'; known options are .*url"):
+    with pytest.raises(TypeError, match=r"unknown option 'uri'; known options are .*; did you mean 'url'\?"):
         bulltask.spark.events(spark, uri="redis://x")  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match="on_loss must be"):
         bulltask.spark.stream_events(spark, on_loss="ignore")  # type: ignore[arg-type]
