@@ -151,7 +151,7 @@ def open_session(options: Mapping[str, Any], defaults: Mapping[str, str] | None 
 
     Args:
         options: The values of :func:`spark_options`.
-        defaults: Spark settings that ``--conf`` may override.
+        defaults: Settings of a session that starts its own JVM; ``--conf`` may override them.
 
     Raises:
         MissingExtraError: Spark or Java is not installed.
@@ -164,10 +164,12 @@ def open_session(options: Mapping[str, Any], defaults: Mapping[str, str] | None 
 
     submitted = any(name in os.environ for name in ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE"))
     remote = (master or os.environ.get("SPARK_REMOTE", "")).startswith("sc://")
-    if not submitted and not remote and shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+    starts_jvm = not submitted and not remote
+    if starts_jvm and shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         raise MissingExtraError("Spark needs Java 17 or newer: install a JRE, or set JAVA_HOME to one")
     # Spark's progress bar would mix with the lines that commands print.
-    settings = {} if remote else {"spark.ui.showConsoleProgress": "false", **(defaults or {})}
+    settings = {} if remote else {"spark.ui.showConsoleProgress": "false"}
+    settings |= (defaults or {}) if starts_jvm else {}
     settings |= {name.strip(): value for name, _, value in (text.partition("=") for text in conf)}
     spark = session("bulltask pipeline", master or (None if submitted else "local[*]"), conf=settings)
     from bulltask.spark.sink import described  # noqa: PLC0415 - slow
