@@ -187,6 +187,7 @@ def test_a_day_without_data_is_not_an_error(run: Run) -> None:
     [
         (["--format", "csv"], 2, "--format for the whole report must be html or md; csv needs a section"),
         (["cost", "--format", "html"], 2, "must be table, json, csv, md, not html"),
+        (["--day", "2026-11-22", "--days", "2026-11-22"], 2, "--day and --days cannot be used together"),
         (["--days", "2020-01-01..2026-11-22"], 1, "more than 366 days"),
         (["--target", "1.5"], 1, "target must be more than 0 and less than 1"),
         (["-o", "no/such/folder.html"], 1, "no/such/folder.html cannot be written"),

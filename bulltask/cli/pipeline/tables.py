@@ -238,6 +238,7 @@ _BY_SUFFIX: Final[Mapping[str, str]] = {".html": "html", ".md": "md", ".json": "
     "--days",
     "report_days",
     type=days,
+    multiple=True,
     metavar="DAY[..DAY]",
     help="Day or range of days (UTC), inclusive (default: the last day that has gold tables).",
 )
@@ -270,7 +271,7 @@ def report_command(
     *,
     section: str | None,
     lake: Lake,
-    report_days: list[date] | None,
+    report_days: tuple[list[date], ...],
     queues: str | None,
     output_format: str | None,
     output: Path | None,
@@ -282,12 +283,14 @@ def report_command(
     the capacity target. Requires the report extra (pip install 'bulltask[report]'), but no Java.
     """
     output_format = _output_format(section, output_format, output)
+    if len(report_days) > 1:
+        raise click.UsageError("--day and --days cannot be used together, or twice")
     from bulltask.lake.report.data import Period  # noqa: PLC0415 - slow, like the others
     from bulltask.lake.report.page import html, make_report, markdown  # noqa: PLC0415
 
-    report_days = report_days or [_last_day(lake)]
+    chosen = report_days[0] if report_days else [_last_day(lake)]
     names = parse_names(queues or "", "--queues")
-    report = make_report(lake, Period(report_days[0], report_days[-1], tuple(names)), **target)
+    report = make_report(lake, Period(chosen[0], chosen[-1], tuple(names)), **target)
     if section:
         text = _report_table(report, section, output_format)
     else:
