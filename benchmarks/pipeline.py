@@ -9,8 +9,9 @@
     JVM spends more on compiling its own code than on batches. The exit code is 1 if events were lost, or if rows and
     losses do not add up to all events.
 ``executors``
-    The same with 1, 2 and 4 executors of one core each, side by side: processes of their own, as in a cluster. The
-    driver's CPU time is that of its JVM and its Python processes.
+    The same with 1, 2 and 4 executors of one core each, side by side: processes of their own, as in a cluster. One has
+    half of the events of two, and four have twice as many. The driver's CPU time is that of its JVM and its Python
+    processes.
 ``queues``
     How long does a batch take with 20 events of each of 1, 200 and 1,000 queues?
 ``open-jobs``
@@ -51,7 +52,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks import lake_growth
 from benchmarks.processes import executors_of, tree_cpu_us
-from bulltask.cli.pipeline import RUN_CONF
+from bulltask.cli.pipeline import QUICK_DRIVER
 from bulltask.lake.ledger import BatchRecord, last_record, records_after
 from bulltask.lake.reader import TableReader
 from bulltask.lake.storage import Lake
@@ -219,7 +220,7 @@ def executors(options: argparse.Namespace) -> int:
     """Measure 1, 2 and 4 executors; return the exit code."""
     processes = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1)
     with processes:
-        results = {n: processes.submit(in_new_jvm, options, f"local-cluster[{n},1,1024]").result() for n in (1, 2, 4)}
+        results = {number: processes.submit(with_executors, options, number).result() for number in (1, 2, 4)}
     print(f"\n{'executors of one core':32}" + "".join(f"{number:10}" for number in results))
     for name, value in (
         ("written, events/s", lambda it: f"{(it.end.added - it.start.added) / it.seconds:10,.0f}"),
@@ -238,11 +239,16 @@ def executors(options: argparse.Namespace) -> int:
     )
 
 
-def in_new_jvm(options: argparse.Namespace, master: str) -> KeptUp:
-    """Measure in a process that has not started a JVM yet."""
-    print(f"\n{master}", flush=True)
-    with new_session(master) as spark, tempfile.TemporaryDirectory(prefix="bulltask-bench-") as directory:
-        return measure_keeping_up(options, spark, Path(directory))
+def with_executors(options: argparse.Namespace, number: int) -> KeptUp:
+    """Measure a number of executors, in a process that has not started a JVM yet."""
+    sizes = ("rate", "max_events", "max_events_per_trigger")
+    scaled = argparse.Namespace(**vars(options) | {name: getattr(options, name) * number // 2 for name in sizes})
+    print(f"\n{number} executors, {scaled.rate:,} events/s", flush=True)
+    with (
+        new_session(f"local-cluster[{number},1,1024]") as spark,
+        tempfile.TemporaryDirectory(prefix="bulltask-bench-") as directory,
+    ):
+        return measure_keeping_up(scaled, spark, Path(directory))
 
 
 def measure_keeping_up(options: argparse.Namespace, spark: SparkSession, directory: Path) -> KeptUp:
@@ -514,7 +520,7 @@ def main() -> int:
 @contextmanager
 def new_session(master: str, *, builds: bool = False) -> Iterator[SparkSession]:
     """Run a session, like that of ``bulltask pipeline run``, or of ``build``."""
-    spark = session("bench", master, conf=CONF if builds else CONF | RUN_CONF)
+    spark = session("bench", master, conf=CONF if builds else CONF | QUICK_DRIVER)
     try:
         yield spark
     finally:

@@ -142,16 +142,8 @@ def spark_options(function: F) -> F:
     )(function)
 
 
-RUN_CONF: Final = {
-    # Optimizing the JVM's code takes as long as planning the batches of the first minutes.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    # A batch has few rows for the JVM: the events themselves are in files, which Python writes.
-    "spark.sql.codegen.wholeStage": "false",
-    # The default starts 20 processes for each batch (`readlink`, `chmod`). Both rename a finished file.
-    "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
-    "FileSystemBasedCheckpointFileManager",
-}
-"""Settings for a session that only runs the pipeline's query: half of the driver's CPU time for a batch."""
+QUICK_DRIVER: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+"""For a JVM that only plans batches: in its first minutes, optimizing its code takes as long as all of its work."""
 
 
 def open_session(options: Mapping[str, Any], defaults: Mapping[str, str] | None = None) -> Any:

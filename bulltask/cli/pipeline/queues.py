@@ -27,7 +27,7 @@ from bulltask.cli.options import duration_option, json_option, lake_option, mome
 from bulltask.cli.pipeline import (
     EXIT_LOST,
     EXIT_LOST_FAIL,
-    RUN_CONF,
+    QUICK_DRIVER,
     QueueSource,
     brokers_option,
     open_session,
@@ -118,7 +118,7 @@ def run_command(ctx: click.Context, /, *, lake: Lake, once: bool, **options: Any
     (events were lost, and --on-loss is fail).
     """
     sources = sources_of(options)
-    spark = open_session(options, RUN_CONF)
+    spark = open_session(options, QUICK_DRIVER)
     # After the session has been opened, as Spark installs its own handler for INT.
     with _stop_signals() as stop:
         runs: list[_Run] = []

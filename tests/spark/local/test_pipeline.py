@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -59,6 +60,27 @@ def ids(events: list[LifecycleEvent]) -> Counter[tuple[object, object]]:
 
 def ids_in(lake: Lake) -> Counter[tuple[object, object]]:
     return Counter((row["queue"], row["event_id"]) for row in arrow_rows(lake, EVENTS))
+
+
+def test_a_query_has_settings_of_its_own_unless_the_session_has_them(pipeline: Make, spark: SparkSession) -> None:
+    codegen = "spark.sql.codegen.wholeStage"
+
+    def settings() -> tuple[str, str]:
+        query: Any = pipeline().run()
+        stream = query._jsq.streamingQuery()
+        query.stop()
+        manager = stream.offsetLog().fileManager().getClass().getSimpleName()
+        return manager, stream.sparkSessionForStream().conf().get(codegen)
+
+    spark.conf.unset(codegen)  # it was that of the tests
+    try:
+        assert settings() == ("FileSystemBasedCheckpointFileManager", "false")
+        assert spark.conf.get(codegen, None) is None
+        spark.conf.set(codegen, "true")
+        assert settings() == ("FileSystemBasedCheckpointFileManager", "true")
+        assert spark.conf.get(codegen) == "true"
+    finally:
+        spark.conf.set(codegen, "false")
 
 
 def test_every_event_is_written_once_across_restarts_and_new_queues(
