@@ -49,7 +49,7 @@ _QUERY_CONF: Final[Mapping[str, str]] = {
     # Spark has few rows to process: the events themselves are in files, which Python writes.
     "spark.sql.codegen.wholeStage": "false",
 }
-"""Settings of the query, unless the session has others. They save a third of the driver's CPU time."""
+"""Settings of the query, unless the session has others. They save a quarter of the driver's CPU time."""
 
 _RUNNING_QUERIES: Final[dict[tuple[str, str], tuple[StreamingQuery, RunLock]]] = {}
 """This process's last query for each lake and broker, and the query's lock."""
