@@ -203,6 +203,19 @@ def test_files_of_a_killed_write_are_deleted_after_a_week_and_replaced_files_as_
     assert job_ids(lake.lake) == ["a", "b"]
 
 
+def test_files_that_the_driver_does_not_have_are_not_committed(lake: LakeBuilder) -> None:
+    """An executor may have another directory at the lake's path, whatever the command that writes."""
+    lake.jobs([job("a")]).jobs([job("b")])
+    since = snapshot(lake.lake)
+    (file,) = merge(lake.lake, since)
+    (lake.root / "silver" / "jobs" / file.path).unlink()
+    rewrites: list[dict[str, Any]] = [{}, {"replaced": since.files(), "since": since}]
+    for rewrite in rewrites:
+        with pytest.raises(LakeError, match=r"\[BULLTASK_LAKE_NOT_SHARED\] .* Nothing was added to the table"):
+            lake.lake.commit(JOBS, [file], **rewrite)
+    assert job_ids(lake.lake) == ["a", "b"]
+
+
 def test_a_glob_finds_rows_that_the_table_no_longer_has(lake: LakeBuilder) -> None:
     """This is why the documentation opens the tables with readers of Delta."""
     lake.jobs([job("a")]).jobs([job("a", state="failed", as_of=at("2026-11-22 11:00"))])
