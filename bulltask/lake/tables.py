@@ -346,7 +346,6 @@ OPEN_EVENTS: Final = Table(
     partition="shard",
     # Each batch's commit has the batch's record: a quarter of a day of records.
     configuration={
-        "delta.checkpointInterval": "20",
         "delta.logRetentionDuration": "interval 6 hours",
         "delta.deletedFileRetentionDuration": "interval 1 hours",
     },

@@ -143,7 +143,8 @@ def spark_options(function: F) -> F:
 
 
 QUICK_DRIVER: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-"""For a JVM that only plans batches: optimizing its code takes as long as all of its work in the first minutes."""
+"""For a JVM that only plans batches: optimizing its code takes as long as all of its work in the first minutes, and G1
+marks the small heap in each batch."""
 
 
 def open_session(options: Mapping[str, Any], defaults: Mapping[str, str] | None = None) -> Any:
