@@ -9,9 +9,8 @@
     JVM spends more on compiling its own code than on batches. The exit code is 1 if events were lost, or if rows and
     losses do not add up to all events.
 ``executors``
-    The same with 1, 2 and 4 executors of one core each, side by side: processes of their own, as in a cluster. One has
-    half of the events of two, and four have twice as many. The driver's CPU time is that of its JVM and its Python
-    processes.
+    The same with 1, 2 and 4 executors of one core each, side by side: processes of their own, as in a cluster. The
+    driver's CPU time is that of its JVM and its Python processes.
 ``queues``
     How long does a batch take with 20 events of each of 1, 200 and 1,000 queues?
 ``open-jobs``
@@ -220,7 +219,7 @@ def executors(options: argparse.Namespace) -> int:
     """Measure 1, 2 and 4 executors; return the exit code."""
     processes = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1)
     with processes:
-        results = {number: processes.submit(with_executors, options, number).result() for number in (1, 2, 4)}
+        results = {n: processes.submit(in_new_jvm, options, f"local-cluster[{n},1,1024]").result() for n in (1, 2, 4)}
     print(f"\n{'executors of one core':32}" + "".join(f"{number:10}" for number in results))
     for name, value in (
         ("written, events/s", lambda it: f"{(it.end.added - it.start.added) / it.seconds:10,.0f}"),
@@ -239,16 +238,11 @@ def executors(options: argparse.Namespace) -> int:
     )
 
 
-def with_executors(options: argparse.Namespace, number: int) -> KeptUp:
-    """Measure a number of executors, in a process that has not started a JVM yet."""
-    sizes = ("rate", "max_events", "max_events_per_trigger")
-    scaled = argparse.Namespace(**vars(options) | {name: getattr(options, name) * number // 2 for name in sizes})
-    print(f"\n{number} executors, {scaled.rate:,} events/s", flush=True)
-    with (
-        new_session(f"local-cluster[{number},1,1024]") as spark,
-        tempfile.TemporaryDirectory(prefix="bulltask-bench-") as directory,
-    ):
-        return measure_keeping_up(scaled, spark, Path(directory))
+def in_new_jvm(options: argparse.Namespace, master: str) -> KeptUp:
+    """Measure in a process that has not started a JVM yet."""
+    print(f"\n{master}", flush=True)
+    with new_session(master) as spark, tempfile.TemporaryDirectory(prefix="bulltask-bench-") as directory:
+        return measure_keeping_up(options, spark, Path(directory))
 
 
 def measure_keeping_up(options: argparse.Namespace, spark: SparkSession, directory: Path) -> KeptUp:
@@ -442,8 +436,8 @@ def look_ups(_: argparse.Namespace, spark: SparkSession, directory: Path) -> int
 
         every = typical_ms()
         goal(f"all of {jobs:,} jobs", every, None)
-        return goal("two columns of them", typical_ms(columns="id,name"), 3 * every // 4) | goal(
-            "one of them by its id", typical_ms(id=str(jobs // 2)), every // 4
+        return goal("two columns of them", typical_ms(columns="id,name"), every // 2) | goal(
+            "one of them by its id", typical_ms(id=str(jobs // 2)), every // 10
         )
 
 
@@ -467,10 +461,9 @@ def growth(options: argparse.Namespace, spark: SparkSession, directory: Path) ->
                 measured.retried = [job_id]
                 times.setdefault("the same with a retried job of the lake", []).append(measured.typical_ms(1, 5_000))
             shutil.rmtree(root)
-        at_least = 150 if random_ids else 100  # of each day's file, a filter is read
         for name, (one, many) in times.items():
             text = f"{name}, {'random' if random_ids else 'increasing'} ids, {options.days} days"
-            missed |= goal(text, many, max(round(1.5 * one), at_least))
+            missed |= goal(text, many, max(round(1.5 * one), 100))
     return missed
 
 
