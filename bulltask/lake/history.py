@@ -10,6 +10,7 @@ import operator
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, date, datetime, timedelta
 from functools import partial, reduce
@@ -269,12 +270,17 @@ class History:
             ConfigError: Several queues have a job with this id, or the lake has no data for the queue.
         """
         queue, first = self._lake_name(queue), _day_before(moment(since, "since"))
-        rows: dict[Table, list[Row]] = {}
-        for table in (JOBS, ATTEMPTS, EVENTS, SNAPSHOTS):
+
+        def read(table: Table, first: date) -> list[Row]:
             days = [day for day in self._reader.days(table) if day >= first]
-            rows[table] = self._reader.rows(table, days, queue=queue, job_ids=[job_id])
-            if table is JOBS and rows[JOBS]:
-                first = max(first, _day_before(min(map(_earliest_time, rows[JOBS]))))
+            return self._reader.rows(table, days, queue=queue, job_ids=[job_id])
+
+        rows = {JOBS: read(JOBS, first)}
+        if rows[JOBS]:
+            first = max(first, _day_before(min(map(_earliest_time, rows[JOBS]))))
+        others = (ATTEMPTS, EVENTS, SNAPSHOTS)
+        with ThreadPoolExecutor(len(others)) as threads:
+            rows |= zip(others, threads.map(partial(read, first=first), others), strict=True)
         queues = sorted({row["queue"] for table_rows in rows.values() for row in table_rows})
         if len(queues) > 1:
             raise ConfigError(f"several queues have a job {job_id!r}: {', '.join(queues)}; choose one")

@@ -21,8 +21,8 @@ from deltalake.exceptions import DeltaError
 
 from bulltask.jobs.errors import ConfigError, LakeError, LakeInUseError
 from bulltask.lake.ledger import last_record
-from bulltask.lake.reader import dataset_of, files_with, has_one_of, latest_rows
-from bulltask.lake.storage import DataFile, Lake, RunLock, Snapshot, arrow_schema
+from bulltask.lake.reader import dataset_of, files_with, latest_rows
+from bulltask.lake.storage import DataFile, Lake, RunLock, Snapshot, arrow_schema, has_one_of
 from bulltask.lake.tables import ATTEMPTS, ERRORS_DAY, EVENTS, FORGOTTEN, JOBS, SNAPSHOTS, TABLES, Table, find_tables
 
 MAX_ROWS: Final = 1_000_000

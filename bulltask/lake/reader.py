@@ -21,7 +21,7 @@ from deltalake.exceptions import DeltaError
 
 from bulltask.jobs.errors import ConfigError, LakeError, did_you_mean
 from bulltask.lake.formatting import Unit
-from bulltask.lake.storage import DataFile, Lake, Snapshot, arrow_schema, days_of
+from bulltask.lake.storage import DataFile, Lake, Snapshot, arrow_schema, days_of, has_one_of
 from bulltask.lake.tables import ATTEMPTS, BACKFILLS, BUILT_FIRST, BUILT_LAST, EVENTS, GAPS, JOBS, SNAPSHOTS, Table
 
 
@@ -121,8 +121,7 @@ class TableReader:
             terms.append(pc.field(column).isin(wanted))
         with self._reading(table):
             if snapshot and files and job_ids is not None and max(map(len, values.values())) <= _MAX_LOOK_UP:
-                values[table.partition] = list({file.partition for file in files})
-                rows = _look_up(table, snapshot, values)
+                rows = _look_up(table, snapshot, values, {file.partition for file in files})
             else:
                 rows = dataset_of(self._lake, table, files)
         return reduce(self._batches(table, rows, fold(and_, terms) if terms else None, columns))
@@ -161,16 +160,10 @@ class TableReader:
             raise LakeError(f"{self._lake.location(table)} cannot be read: {exc}") from exc
 
 
-def _look_up(table: Table, snapshot: Snapshot, values: Mapping[str, Iterable[str]]) -> Any:
+def _look_up(table: Table, snapshot: Snapshot, values: Mapping[str, Iterable[str]], partitions: Collection[str]) -> Any:
     """Return the rows with some values in some columns, as a dataset."""
-    rows = snapshot.find(" AND ".join(starmap(has_one_of, values.items())))  # of an older version, without some columns
-    return ds.dataset(pa.Table.from_pylist(rows.to_pylist(), arrow_schema(table)))
-
-
-def has_one_of(column: str, values: Iterable[str]) -> str:
-    """Return the condition in SQL that a column has one of some values."""
-    texts = ", ".join("'{}'".format(value.replace("'", "''")) for value in values)
-    return f"{column} IN ({texts})"
+    rows = snapshot.find(" AND ".join(starmap(has_one_of, values.items())), partitions=partitions)
+    return ds.dataset(pa.Table.from_pylist(rows.to_pylist(), arrow_schema(table)))  # which may lack a new column
 
 
 def files_with(files: Iterable[DataFile], column: str, values: Iterable[str]) -> list[DataFile]:

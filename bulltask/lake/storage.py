@@ -92,6 +92,9 @@ _STATISTICS: Final = ("queue", "job_id", "id", "event_ms")
 
 _QUERIES: Final = {"datafusion.optimizer.repartition_file_scans": "false"}  # else each thread reads a file's metadata
 
+_SCANS: Final = 8
+"""How many parts of a table one query reads at the same time: a part's files are opened one after the other."""
+
 _MAX_TRIES: Final = 20
 """How often a commit is tried while other processes commit."""
 
@@ -552,16 +555,23 @@ class Snapshot:
         """Return the files, in a stable order; by default those of all partitions."""
         return [file for file in self._files if partitions is None or file.partition in partitions]
 
-    def find(self, where: str, columns: Sequence[str] = ("*",)) -> Any:
-        """Return columns (``pyarrow.Table``) of the rows for which a condition in SQL is true.
+    def find(self, where: str, columns: Sequence[str] = ("*",), *, partitions: Collection[str] | None = None) -> Any:
+        """Return columns (``pyarrow.Table``) of the rows for which a condition in SQL is true, in any order.
 
         The version is this one or a later one. Bloom filters are read before rows, so finding an id takes little time.
+
+        Args:
+            where: The condition.
+            columns: The columns; default: all.
+            partitions: Values of the partition, of which the rows are; default: all of this version.
 
         Raises:
             deltalake.exceptions.DeltaError: The condition is invalid.
         """
-        query = QueryBuilder(_QUERIES).register("t", self.handle)
-        return pa.table(query.execute(f"SELECT {', '.join(columns)} FROM t WHERE {where}"))  # noqa: S608
+        values = sorted(self.partitions if partitions is None else partitions)
+        parts = [has_one_of(self.table.partition, values[start::_SCANS]) for start in range(min(_SCANS, len(values)))]
+        scans = [f"SELECT {', '.join(columns)} FROM t WHERE ({where}) AND {part}" for part in parts or ["false"]]  # noqa: S608
+        return pa.table(QueryBuilder(_QUERIES).register("t", self.handle).execute(" UNION ALL ".join(scans)))
 
     def written_at(self, partition: str) -> datetime | None:
         """Return when the partition's newest file was added; ``None`` if it has no files."""
@@ -585,6 +595,12 @@ class Snapshot:
             if limit is None or len(entries) < limit:
                 return
             seen = len(entries)
+
+
+def has_one_of(column: str, values: Iterable[str]) -> str:
+    """Return the condition in SQL that a column has one of some values."""
+    texts = ", ".join("'{}'".format(value.replace("'", "''")) for value in values)
+    return f"{column} IN ({texts})"
 
 
 def batch_prefix(batch: int) -> str:
