@@ -45,7 +45,7 @@ from bulltask.jobs.job import JobOptions, NewJob, check_size
 from bulltask.jobs.names import bullmq_name, check_job_id, check_job_name, check_queue_name
 from bulltask.jobs.payloads import PayloadCodec
 from bulltask.queue.context import AddOptions, build_job
-from bulltask.spark.source.connection import broker_of, gc_paused
+from bulltask.spark.source.connection import SentToTasks, broker_of, gc_paused
 from bulltask.spark.source.options import BrokerOptions, WriteOptions, broker_options, read_options
 from bulltask.transport.broker import Broker
 from bulltask.transport.scripts.add import IdempotentWrite, SendResult
@@ -162,7 +162,7 @@ class TaskCommit(WriterCommitMessage):
     counts: Counter[str]
 
 
-class _Writer:
+class _Writer(SentToTasks):
     """What both writers have in common: Spark accepts the mode ``overwrite``, but a queue is never cleared."""
 
     def __init__(self, options: WriteOptions, schema: T.StructType, *, overwrite: bool) -> None:
@@ -677,6 +677,11 @@ def write_options(queue: str, arguments: WriteArguments) -> dict[str, str]:
     return options if write_id is None else {**options, "writeId": write_id}
 
 
+class _Sent(SentToTasks):
+    def __init__(self, function: Callable[[Iterator[Any]], Iterator[pa.Array]]) -> None:
+        self.function = function
+
+
 def vectorized_udf(
     function: Callable[[Iterator[Any]], Iterator[pa.Array]], returns: T.DataType
 ) -> Callable[[Column], Column]:
@@ -685,10 +690,11 @@ def vectorized_udf(
     ``mapInArrow`` would do the same for whole rows, but needs pandas. For each array, the function yields one of the
     same length. Spark treats it as nondeterministic, so it never skips a call or calls it twice.
     """
+    sent = _Sent(function)
 
     def typed(arrays: Iterator[pa.Array]) -> Iterator[pa.Array]:
         # Spark uses these annotations to decide how to call the function.
-        return function(arrays)
+        return sent.function(arrays)
 
     udf: Any = arrow_udf  # its stub lacks structs and the return type UserDefinedFunction
     return cast("Callable[[Column], Column]", udf(typed, returns).asNondeterministic())

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
 from itertools import accumulate
+from pathlib import Path
+from socket import IPPROTO_TCP, socket
 from typing import Any, Final, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -45,6 +48,9 @@ from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.operation import atomic
 from bulltask.transport.scripts.queue import scan_queues
 from bulltask.transport.streams import READ_ONLY_SCRIPTS
+
+if sys.platform == "linux":
+    from socket import TCP_QUICKACK
 
 R = TypeVar("R")
 
@@ -218,6 +224,28 @@ def _freeze_modules() -> None:
     Spark collects garbage after each task. With all modules, that would take as much CPU time as reading 20,000 events.
     """
     gc.freeze()
+
+
+class SentToTasks:
+    """The base class of what Spark sends to its Python processes to run in tasks: the tasks start 40 ms earlier.
+
+    Spark sends a task in two parts. TCP (Nagle's algorithm) withholds the second until the first has been acknowledged,
+    which Linux delays. Spark cannot turn this off, so these objects acknowledge the first part when they are unpickled.
+    """
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        _acknowledge()
+
+
+def _acknowledge() -> None:
+    """Acknowledge what the sockets of this process have received; one of them is Spark's."""
+    if sys.platform != "linux":
+        return
+    for file in Path("/proc/self/fd").iterdir():
+        if file.is_socket():
+            with suppress(OSError), socket(fileno=os.dup(int(file.name))) as opened:  # it may use another protocol
+                opened.setsockopt(IPPROTO_TCP, TCP_QUICKACK, 1)
 
 
 # Other programs may also have queues under the prefix, with any name. A queue that a lake cannot record is skipped with

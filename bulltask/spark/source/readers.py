@@ -24,7 +24,14 @@ from bulltask.spark.source.columns import (
     hash_fields,
     job_record_batch,
 )
-from bulltask.spark.source.connection import Connection, QueueSelection, discover_queues, log_skipped, select_queues
+from bulltask.spark.source.connection import (
+    Connection,
+    QueueSelection,
+    SentToTasks,
+    discover_queues,
+    log_skipped,
+    select_queues,
+)
 from bulltask.spark.source.discovery import QueueDiscovery
 from bulltask.spark.source.offsets import (
     EventGap,
@@ -67,7 +74,7 @@ from bulltask.transport.streams import MAX_RANGE, last_id_of_range, stream_exist
 _log = logging.getLogger(__name__)  # without a handler, it writes to the driver's stderr
 
 
-class _TableReader(DataSourceReader, Generic[OptionsT]):
+class _TableReader(SentToTasks, DataSourceReader, Generic[OptionsT]):
     """A batch reader of one table. It holds no connection: Spark copies it to other processes."""
 
     def __init__(self, options: OptionsT, schema: StructType) -> None:
@@ -336,7 +343,7 @@ _OUTAGE_TIMEOUT_MS: Final = 60_000
 """How long a running query waits for a server that is restarting and loading its data, before the query fails."""
 
 
-class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class EventsStreamReader(SentToTasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans and reads the batches of one query. It holds no connection and is cheap to create."""
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
