@@ -90,6 +90,9 @@ _CONFIGURATION: Final = {
 _STATISTICS: Final = ("queue", "job_id", "id", "event_ms")
 """Columns whose smallest and greatest value each file's entry in the log has, so that look-ups skip files."""
 
+_DISTINCT: Final = frozenset({"event_id", "job_id", "incarnation"})
+"""Columns whose values hardly repeat: without dictionaries of them, files of events are a fifth smaller."""
+
 _QUERIES: Final = {"datafusion.optimizer.repartition_file_scans": "false"}  # else each thread reads a file's metadata
 
 _SCANS: Final = 8
@@ -338,7 +341,14 @@ class Lake:
                 (self.directory / full).parent.mkdir(parents=True, exist_ok=True)
             with files.open_output_stream(full) as stream:
                 blooms = _bloom_filters(table, part)
-                pq.write_table(stored, stream, table.row_group, compression="zstd", bloom_filter_options=blooms)
+                pq.write_table(
+                    stored,
+                    stream,
+                    table.row_group,
+                    compression="zstd",
+                    use_dictionary=[name for name in stored.schema.names if name not in _DISTINCT],
+                    bloom_filter_options=blooms,
+                )
                 size = int(stream.tell())
             written.append(DataFile(path, size, value, part.num_rows, *_ends(part)))
         return written
