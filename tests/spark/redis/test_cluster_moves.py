@@ -218,7 +218,7 @@ def test_a_scan_finds_a_queue_that_moves_to_a_node_already_scanned(
 
     with Connection(options.config) as connection:
         assert connection.scan_all(step) == {f"{{{name}}}"}
-    assert node_scans == 6
+    assert node_scans >= 6  # more if the nodes learn of the move one after another
 
 
 def test_every_event_is_read_once_while_slots_move(cluster: Cluster, broker_url: str) -> None:
