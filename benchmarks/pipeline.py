@@ -235,11 +235,11 @@ def executors(options: argparse.Namespace) -> int:
         print(f"{name:32}" + "".join(map(value, results)))
     _, two, four, four_busier = (it.driver_ms for it in results)
     name = "CPU time of the driver for 100,000 events"
-    goal(f"{name}, 4 executors at the same rate as 2", four, None)
+    goal(f"{name}, 4 executors at twice the rate", four_busier, None)
     return (
         max(it.missed for it in results)
         | goal(f"{name}, 2 executors", two, DRIVER_MS_BEFORE // 2)
-        | goal(f"{name}, 4 executors at twice the rate", four_busier, two - 1)
+        | goal(f"{name}, 4 executors", four, two - 1)
     )
 
 
