@@ -242,7 +242,7 @@ def _acknowledge() -> None:
     """Acknowledge what the sockets of this process have received; one of them is Spark's."""
     if sys.platform != "linux":
         return
-    for file in Path("/proc/self/fd").iterdir():
+    for file in Path("/proc/self/fd").glob("*"):  # none if /proc is not mounted
         if file.is_socket():
             with suppress(OSError), socket(fileno=os.dup(int(file.name))) as opened:  # it may use another protocol
                 opened.setsockopt(IPPROTO_TCP, TCP_QUICKACK, 1)
