@@ -275,11 +275,12 @@ class History:
             days = [day for day in self._reader.days(table) if day >= first]
             return self._reader.rows(table, days, queue=queue, job_ids=[job_id])
 
-        rows = {JOBS: read(JOBS, first)}
-        if rows[JOBS]:
-            first = max(first, _day_before(min(map(_earliest_time, rows[JOBS]))))
         others = (ATTEMPTS, EVENTS, SNAPSHOTS)
         with ThreadPoolExecutor(len(others)) as threads:
+            threads.map(self._lake.open, others)  # meanwhile, so that reading them begins at once
+            rows = {JOBS: read(JOBS, first)}
+            if rows[JOBS]:
+                first = max(first, _day_before(min(map(_earliest_time, rows[JOBS]))))
             rows |= zip(others, threads.map(partial(read, first=first), others), strict=True)
         queues = sorted({row["queue"] for table_rows in rows.values() for row in table_rows})
         if len(queues) > 1:
