@@ -218,8 +218,7 @@ def keep_up(options: argparse.Namespace, spark: SparkSession, directory: Path) -
 
 def executors(options: argparse.Namespace) -> int:
     """Measure 1, 2 and 4 executors, and 4 at twice the rate; return the exit code."""
-    sizes = ("rate", "max_events", "max_events_per_trigger")
-    busier = argparse.Namespace(**vars(options) | {name: 2 * getattr(options, name) for name in sizes})
+    busier = argparse.Namespace(**vars(options) | {"rate": 2 * options.rate, "max_events": 2 * options.max_events})
     loads = ((1, options), (2, options), (4, options), (4, busier))
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as processes:
         results = [processes.submit(in_new_jvm, load, f"local-cluster[{n},1,1024]").result() for n, load in loads]
@@ -262,13 +261,7 @@ def measure_keeping_up(options: argparse.Namespace, spark: SparkSession, directo
         generator.start()
         while any(not client.exists(f"bull:{{{queue}}}:events") for queue in QUEUES):
             stop.wait(0.05)
-        pipeline = Pipeline(
-            spark,
-            directory / "lake",
-            url=server.url,
-            trigger=options.trigger,
-            max_events_per_trigger=options.max_events_per_trigger,
-        )
+        pipeline = Pipeline(spark, directory / "lake", url=server.url, trigger=options.trigger)
         query = pipeline.run()
         watch = Watch(Lake(pipeline.lake.root), client, time.monotonic())
         watch.start()
@@ -496,9 +489,6 @@ def main() -> int:
     parser.add_argument("--warm-up", type=float, default=240, help="seconds of JIT warm-up (240)")
     parser.add_argument("--rate", type=int, default=30_000, help="events/s (30000)")
     parser.add_argument("--max-events", type=int, default=200_000, help="length of each queue's stream (200000)")
-    parser.add_argument(
-        "--max-events-per-trigger", type=int, default=600_000, help="maximum number of events in a batch (600000)"
-    )
     parser.add_argument("--trigger", default="10 seconds", help="interval between batches (10 seconds)")
     parser.add_argument("--max-open-jobs", type=int, default=1_000_000, help="for open-jobs (1000000)")
     parser.add_argument("--days", type=int, default=90, help="for growth (90)")

@@ -37,6 +37,7 @@ from bulltask.spark.sink import (
 )
 from bulltask.spark.source.columns import select_columns
 from bulltask.spark.source.options import (
+    MAX_EVENTS_PER_TRIGGER,
     BrokerOptions,
     CountsOptions,
     EventsOptions,
@@ -317,7 +318,7 @@ def stream_events(
     queues: str | Sequence[str] = "*",
     *,
     starting: Literal["earliest", "latest"] = "earliest",
-    max_events_per_trigger: int | None = 200_000,
+    max_events_per_trigger: int | None = MAX_EVENTS_PER_TRIGGER,
     align: bool = True,
     on_loss: Literal["fail", "gap"] = "fail",
     **connection: Unpack[BrokerOptions],

@@ -33,7 +33,7 @@ from bulltask.spark.lake_tables import read_table
 from bulltask.spark.repair import BackfillResult, backfill, build_silver, snapshot
 from bulltask.spark.replay import ReplayResult, ReplaySelection, replay
 from bulltask.spark.sink import check_option_names
-from bulltask.spark.source.options import BrokerOptions, broker_options
+from bulltask.spark.source.options import MAX_EVENTS_PER_TRIGGER, BrokerOptions, broker_options
 from bulltask.spark.source.streams import pipeline_status
 
 OnLoss = Literal["gap", "fail"]
@@ -68,7 +68,7 @@ class PipelineOptions(BrokerOptions, total=False):
             continues, ``fail`` fails the query; default: ``gap``.
         open_job_timeout: The time without events after which an open job times out (or up to 3% later): it is written
             with its last state; default: 7 days.
-        max_events_per_trigger: The maximum number of events in a batch, across all queues; default: 200,000.
+        max_events_per_trigger: The maximum number of events in a batch, across all queues; default: 1,000,000.
         align: If a batch cannot include all events of a queue, read no other queue past the time at which that queue
             was cut off; default: on.
         starting: Where to begin with an empty lake: ``earliest`` (default) or ``latest``.
@@ -292,7 +292,7 @@ class Pipeline:
         source = self._broker_options() | {
             "table": "events",
             "skipUnsupportedQueues": "true",
-            "maxEventsPerTrigger": str(options.get("max_events_per_trigger", 200_000)),
+            "maxEventsPerTrigger": str(options.get("max_events_per_trigger", MAX_EVENTS_PER_TRIGGER)),
             "alignQueues": str(options.get("align", True)).lower(),
             "failOnDataLoss": str(self._on_loss == "fail").lower(),
             "gapRows": "true",  # also if losses fail the query: those before its start do not

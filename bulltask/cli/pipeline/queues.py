@@ -44,6 +44,7 @@ from bulltask.lake.formatting import pluralize
 from bulltask.lake.ledger import BatchRecord, last_record, records_after
 from bulltask.lake.records import to_json
 from bulltask.lake.status import SIZE_COLUMNS, describe_losses, stream_sizes
+from bulltask.spark.source.options import MAX_EVENTS_PER_TRIGGER
 from bulltask.transport.streams import RetentionNeed, StreamRetention
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ _EXCEPTION: Final = re.compile(r"^.*Traceback \(most recent call last\):\n(?:(?:
 @click.option(
     "--max-events-per-trigger",
     type=click.IntRange(1),
-    default=200_000,
+    default=MAX_EVENTS_PER_TRIGGER,
     show_default=True,
     help="Maximum number of events in a batch, across all queues.",
 )

@@ -63,7 +63,7 @@ def test_a_time_is_in_utc_and_in_whole_milliseconds(text: str, ms: int | None) -
 
 def test_a_stream_limits_batches_aligns_queues_and_fails_on_data_loss() -> None:
     options = stream()
-    assert (options.starting, options.max_events_per_trigger, options.per_partition) == ("earliest", 200_000, 100_000)
+    assert (options.starting, options.max_events_per_trigger, options.per_partition) == ("earliest", 1_000_000, 100_000)
     assert (options.align, options.fail_on_loss, options.gap_rows, options.fetch_size) == (True, True, False, 5_000)
 
 
