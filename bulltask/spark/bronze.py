@@ -137,6 +137,8 @@ def events_source(lake: Lake) -> type[DataSource]:
 class _WritingReader(EventsStreamReader):
     """A reader that writes the events and returns one row for each task."""
 
+    min_per_task = 50_000  # each task writes a file: with many small ones, reads, commits and object stores cost more
+
     def __init__(self, options: StreamOptions, lake: Lake) -> None:
         super().__init__(options, columns.EVENTS)
         self._lake = lake

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic
+from typing import Any, ClassVar, Final, Generic
 from zlib import crc32
 
 import pyarrow as pa
@@ -254,12 +254,13 @@ _Piece = tuple[str, EntryRange | EventGap, int]
 """A range of events or lost events, with the queue without the hash tag and the number of rows, at most."""
 
 
-def _distribute(pieces: Sequence[_Piece], options: EventsOptions) -> list[InputPartition]:
+def _distribute(
+    pieces: Sequence[_Piece], options: EventsOptions, min_per_task: int = _MIN_PER_TASK
+) -> list[InputPartition]:
     """Distribute pieces over tasks: small pieces share one, queue after queue."""
-    tasks = options.partitions or 2 * (os.cpu_count() or 1)
-    share = -(-sum(size for _, _, size in pieces) // tasks)
-    limit = min(options.per_partition, max(share, _MIN_PER_TASK))
-    groups = pack(pieces, lambda item: item[2], limit)
+    total, most = sum(size for _, _, size in pieces), options.partitions or 2 * (os.cpu_count() or 1)
+    tasks = max(1, min(most, total // min_per_task))
+    groups = pack(pieces, lambda item: item[2], min(options.per_partition, -(-total // tasks)))
     return [EventsPartition([(queue, piece) for queue, piece, _ in group]) for group in groups]
 
 
@@ -344,7 +345,13 @@ _OUTAGE_TIMEOUT_MS: Final = 60_000
 
 
 class EventsStreamReader(SentToTasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans and reads the batches of one query. It holds no connection and is cheap to create."""
+    """Plans and reads the batches of one query. It holds no connection and is cheap to create.
+
+    Attributes:
+        min_per_task: Of fewer events, no task is made, unless a batch has fewer.
+    """
+
+    min_per_task: ClassVar[int] = _MIN_PER_TASK
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
         self._options = options
@@ -419,7 +426,7 @@ class EventsStreamReader(SentToTasks, DataSourceStreamReader, SupportsTriggerAva
                     pieces += [(keys.queue, gap, 1) for gap in (*gaps, *late_gaps)]
                 # Without a count, the stream's length is the maximum.
                 pieces += [(keys.queue, it, it.expect or (state.length if state else 0)) for it in spans]
-        return _distribute(pieces, self._options)
+        return _distribute(pieces, self._options, self.min_per_task)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one partition as Arrow record batches. Runs in a different process from all other methods."""

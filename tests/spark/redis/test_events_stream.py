@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ import redis
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from bulltask.errors import ConfigError, EventsLostError
+from bulltask.lake.storage import Lake
 from bulltask.queue import Queue
+from bulltask.spark.bronze import events_source
 from bulltask.spark.connector import BulltaskSource
 from bulltask.spark.source.planning import EntryRange
 from bulltask.spark.source.readers import EventsPartition, EventsStreamReader
@@ -132,6 +135,20 @@ def test_large_batches_of_many_queues_are_spread_over_tasks(broker_url: str, red
         fill(redis_client, 4_000, f"q{number}")
     query = FakeQuery(broker_url, queue="*", numPartitions="2")
     assert sizes(query.reader.partitions(query.offset, query.plan())) == [[4_000] * 2] * 2
+
+
+def test_a_task_of_the_pipeline_has_50_000_events_or_more_because_it_writes_a_file(
+    broker_url: str, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    for number in range(4):
+        fill(redis_client, 10_000, f"q{number}")
+    query = FakeQuery(broker_url, queue="*", numPartitions="4")
+    end = query.plan()
+    assert len(query.reader.partitions(query.offset, end)) == 4
+
+    source = events_source(Lake(tmp_path))({"url": broker_url, "queue": "*", "numPartitions": "4"})
+
+    assert len(source.streamReader(query.schema).partitions(query.offset, end)) == 1
 
 
 def test_losses_of_queues_that_share_a_task_are_told_apart(broker_url: str, redis_client: redis.Redis) -> None:
