@@ -348,7 +348,7 @@ class EventsStreamReader(SentToTasks, DataSourceStreamReader, SupportsTriggerAva
     """Plans and reads the batches of one query. It holds no connection and is cheap to create.
 
     Attributes:
-        min_per_task: Of fewer events, no task is made, unless a batch has fewer.
+        min_per_task: How many events make one more task worthwhile.
     """
 
     min_per_task: ClassVar[int] = _MIN_PER_TASK
