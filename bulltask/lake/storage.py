@@ -334,6 +334,7 @@ class Lake:
         columns = [name for name in schema.names if name != table.partition]
         # Times are stored as differences: with dictionaries, silver's files are a third larger, and slower to read.
         times = [name for name in columns if name == "event_ms" or schema.field(name).type == _TYPES[Kind.TIME]]
+        repeating = [name for name in columns if name not in {*_DISTINCT, *times}]
         for value in pc.unique(rows[table.partition]).to_pylist():
             part = rows.filter(pc.equal(rows[table.partition], value)).select(columns)
             path = f"{table.partition}={value}/{prefix}-{secrets.token_hex(8)}.parquet"
@@ -348,7 +349,7 @@ class Lake:
                     stream,
                     table.row_group,
                     compression="zstd",
-                    use_dictionary=[name for name in columns if name not in {*_DISTINCT, *times}],
+                    use_dictionary=repeating,
                     column_encoding=dict.fromkeys(times, "DELTA_BINARY_PACKED"),
                     bloom_filter_options=blooms,
                 )

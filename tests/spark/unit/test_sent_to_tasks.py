@@ -16,6 +16,8 @@ from bulltask.spark.source.columns import select_columns
 from bulltask.spark.source.options import EventsOptions, JobsOptions, StreamOptions, WriteOptions, read_options
 from bulltask.spark.source.readers import EventsReader, EventsStreamReader, JobsReader
 
+pytestmark = pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="only Linux delays this acknowledgment")
+
 _UNACKNOWLEDGED = slice(24, 28)  # in the system's struct tcp_info
 
 
